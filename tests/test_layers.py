@@ -42,14 +42,13 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 # The same inside the engine: programs, then what pools share, then the pools, then who delivers their rows.
 ENGINE_LAYERS = [
-    {"slabs", "stall", "tally"},
+    {"figures", "slabs", "stall", "tally"},
     {"dma", "program"},
     {"block_size", "stream_program"},
     {"tasks"},
-    {"report"},
     {"pool"},
     {"actors", "processes"},
-    {"delivery", "host_memory", "pulling", "transfer", "verdict"},
+    {"delivery", "host_memory", "pulling", "report", "transfer"},
     {"drawn_delivery", "position_delivery", "stream_delivery"},
     {"observe"},
     {"opener"},

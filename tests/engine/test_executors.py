@@ -178,7 +178,7 @@ def test_elements_that_prove_slow_come_from_threads_unchanged(recipe, size):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(positions, "SLOW_S", 0.0)
-        patch.setattr(opener, "_in_memory", lambda node: False)
+        patch.setattr(opener, "_is_in_memory", lambda node: False)
         with iter(batches(read_options=bushel.ReadOptions(0, 0))) as one, iter(batches()) as other:
             computed_here, proved_slow = told(one, 30), told(other, 30)
     assert same(proved_slow[0], computed_here[0])

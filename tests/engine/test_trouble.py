@@ -27,6 +27,7 @@ from cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import Recipe
+from stepped import Stepped
 
 import bushel
 from bushel.base.blocks import rows_of
@@ -34,7 +35,7 @@ from bushel.base.errors import TooManySkipped
 from bushel.engine import drawn_delivery as drawn
 from bushel.engine import opener
 from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor, Stepped, Threads
+from bushel.engine.tasks import Executor, Threads
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 

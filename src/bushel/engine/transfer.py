@@ -15,7 +15,7 @@ from bushel.base import blocks, trees
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.engine.dma import DmaMapper
-from bushel.engine.report import Transfer
+from bushel.engine.figures import Transfer
 from bushel.graph.cursors import Cursor, Mark, Same
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from bushel.engine.actors.worker import Place
+from bushel.engine.figures import format_size
 from bushel.engine.pool.jobs import PoolWorker
-from bushel.engine.report import format_size
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -17,7 +17,7 @@ class Member(PoolWorker):
     name: str
     handle: Any
     place: Place | None = None
-    """Where it runs; None until it has started. It gets no jobs before."""
+    """Where it runs; None until it has started."""
     loading: int = 0
     """How many programs it is receiving. Until it has them, it computes nothing."""
     alive: bool = True

@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import memory as base_memory
-from bushel.base.errors import PipelineNotSent
-from bushel.base.memory import ALIGNMENT
 from bushel.engine.actors.worker import PRIVATE_BYTES
 from bushel.engine.pool import wire
 from bushel.engine.pool.jobs import Job
 from bushel.engine.pool.result_buffer import ResultBuffer
+from bushel.engine.pool.shipping import share
 
 logger = logging.getLogger("bushel")
 
@@ -46,11 +44,8 @@ class StoredProgram:
 
 
 def pack_rows(rows: Any) -> tuple[bytes, list[np.ndarray]]:
-    """Rows for a task; or an error that says that they cannot be sent."""
-    try:
-        pickled, buffers = wire.pickle_with_buffers(rows, for_consumer=False)
-    except Exception as error:
-        raise PipelineNotSent(f"Elements cannot be sent to actors: {error}") from error
+    """Return rows for a task, as Ray takes them; or raise an error that says that they cannot be sent."""
+    pickled, buffers = share(wire.pickle_for_worker, rows, lambda: "Elements")
     return pickled, [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
 
 
@@ -70,7 +65,7 @@ class SharedArrays:
 
     def put_program(self, program: Any) -> StoredProgram:
         """Puts a program into the object store."""
-        pickled, buffers = wire.pickle_with_buffers(program, for_consumer=False)
+        pickled, buffers = wire.pickle_for_worker(program)
         try:
             return StoredProgram(self._ray.put(pickled), [self._put(buffer) for buffer in buffers])
         except self._ray.exceptions.RayError as error:
@@ -102,11 +97,7 @@ def take_out(buffer: ResultBuffer, job: Job, pickled: Any, arrays: list[np.ndarr
     long the consumer keeps its batches does not matter to Ray.
     """
     body = bytes(pickled.data) if isinstance(pickled, np.ndarray) else pickled
-    places, end = [], 0
-    for array in arrays:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        end = start + array.nbytes
-        places.append((start, array.nbytes))
+    places, end = wire.lay_out(array.nbytes for array in arrays)
     size = len(body) + sum(array.nbytes for array in arrays)
     slot = buffer.grant_slot(0) if arrays else None
     if slot is not None and end <= slot.arena.slot_bytes:
@@ -119,13 +110,7 @@ def take_out(buffer: ResultBuffer, job: Job, pickled: Any, arrays: list[np.ndarr
         return packed, memory
     if slot is not None:
         slot.arena.give_back(slot.number)
-    copies: list[Any] = [_copy(array).data for array in arrays]
+    copies = [wire.copy_aligned(array) for array in arrays]
     packed = wire.Packed(body, None if arrays else [], copies, size, end)
     buffer.add_result(job, packed)
     return packed, None
-
-
-def _copy(array: np.ndarray) -> np.ndarray:
-    copy = base_memory.empty(array.shape, np.uint8)
-    copy[:] = array
-    return copy

@@ -22,7 +22,7 @@ from bushel.base.errors import add_note
 from bushel.engine.actors import cluster
 from bushel.engine.pool import wire
 from bushel.engine.pool.exceptions import pack_error
-from bushel.engine.pool.worker import pack_each_row, pack_result
+from bushel.engine.pool.worker import call_init, forget_program, pack_broken, pack_each_row, pack_result
 from bushel.engine.program import Announce, Misfit, Program
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import become_worker, run_task
@@ -98,9 +98,7 @@ class ActorWorker:
         os.environ.update(setup.variables)
         alias.install_where_asked()
         try:
-            function = pickle.loads(setup.init)
-            if function is not None:
-                function(setup.index, setup.count)
+            call_init(setup.init, setup.index, setup.count)
         except BaseException as error:
             return self._give_up("worker_init_fn failed", error)
         context = ray.get_runtime_context()
@@ -118,9 +116,7 @@ class ActorWorker:
 
     def forget(self, number: int) -> None:
         """Drops a program that nobody needs any more."""
-        program = self._programs.pop(number, None)
-        if isinstance(program, StreamProgram):
-            program.close()
+        forget_program(self._programs, number)
 
     def run(self, task: TaskParts, rows: tuple[bytes, list[np.ndarray]] | None, announcer: Any) -> Answer:
         """Runs a task. With an announcer, it says before each element which one it is."""
@@ -161,10 +157,7 @@ class ActorWorker:
         return announce
 
     def _give_up(self, what: str, error: BaseException) -> Answer:
-        if not isinstance(error, Exception):  # a SystemExit or KeyboardInterrupt would end the consumer
-            stopped = RuntimeError(f"{what}: it raised {type(error).__name__}({', '.join(map(repr, error.args))}).")
-            error = stopped.with_traceback(error.__traceback__)
-        return "broken", f"{what} (on node {self._host})", *pack_error(error)
+        return pack_broken(what, error, f" (on node {self._host})")
 
 
 def _keep_freed_memory() -> None:
@@ -182,7 +175,7 @@ def _keep_freed_memory() -> None:
 
 def _pack_beside(rows: Any) -> tuple[Any, list[np.ndarray]]:
     """Rows as a pickle, and their large arrays beside it. Ray writes arrays into its object store without a pickle."""
-    pickled, buffers = wire.pickle_with_buffers(rows, for_consumer=True)
+    pickled, buffers = wire.pickle_for_consumer(rows)
     arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
     return (np.frombuffer(pickled, np.uint8) if len(pickled) > _BESIDE_BYTES else pickled), arrays
 
@@ -203,9 +196,5 @@ class Announcer:
     def read(self, names: list[str]) -> dict[str, tuple[int, int, int, float]]:
         """For each worker of these that has announced something: job, low, high, and how many seconds ago."""
         now = time.monotonic()
-        found = {name: self._last[name] for name in names if name in self._last}
-        return {name: (job, low, high, now - when) for name, (job, low, high, when) in found.items()}
-
-    def forget(self, name: str) -> None:
-        """A worker is dead."""
-        self._last.pop(name, None)
+        announced = {name: self._last[name] for name in names if name in self._last}
+        return {name: (job, low, high, now - when) for name, (job, low, high, when) in announced.items()}

@@ -129,7 +129,7 @@ class Blame:
             what = f"took longer than timeout_s={self._timeout_s} s, twice."
         else:
             what = f"killed {job.deaths} worker processes one after the other; the last one {how}."
-        error = WorkerDied(f"Computing {program.which(low, high)}{made_of} {what}")
+        error = WorkerDied(f"Computing {program.describe_elements(low, high)}{made_of} {what}")
         counts = job.task.counts  # if they were known beforehand, the element has reached all counting steps
         error.at, error.counted = (low, high), job.counted if counts is None else len(counts)
         return error

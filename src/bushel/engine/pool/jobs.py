@@ -106,6 +106,8 @@ class PoolWorker:
     """When it began to compute, as far as the pool knows; None while it is idle."""
     has_finished: bool = dataclasses.field(default=False, kw_only=True)
     """Whether it has finished any job."""
+    is_ready: bool = dataclasses.field(default=True, kw_only=True)
+    """Whether it can get jobs. An actor cannot until it has started."""
 
     @property
     def running(self) -> Job | None:

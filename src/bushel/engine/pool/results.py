@@ -12,43 +12,53 @@ import numpy as np
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import describe_error, locate_error
-from bushel.engine.pool.exceptions import unpack_error
-from bushel.engine.program import Program, Result, Skipped
+from bushel.engine.pool import wire
+from bushel.engine.pool.exceptions import pack_error, unpack_error
+from bushel.engine.program import Program, Result
 from bushel.engine.stream_program import StreamProgram
-from bushel.engine.tally import Tally
+
+Details = tuple[Any, ...]
+"""All of a Result but its rows, as a worker sends it: see `pack_details`."""
 
 
-@dataclasses.dataclass(slots=True)
-class ResultDetails:
-    """All of a Result but its rows, as a worker sends it."""
+def pack_details(program: Program | StreamProgram, result: Result) -> Details:
+    """Return all of a result but its rows, as values that are pickled fast.
 
-    marks: np.ndarray
-    after: list[int]
-    failure: tuple[bytes, str] | BaseException | None
-    skipped: list[Skipped]
-    states: bytes | None
-    stays: list[list[bool] | int]
-    tally: Tally | None
-    work_s: float
-
-    def __reduce__(self) -> Any:
-        # Sends arrays as their bytes: numpy's own pickles take ten times as long as everything else in the message.
-        stays = [stay if isinstance(stay, int) else bytes(stay) for stay in self.stays]
-        arrays = self.marks.astype(np.int64, copy=False).tobytes(), self.marks.shape[1], stays
-        return _load_details, (*arrays, self.after, self.failure, self.skipped, self.states, self.tally, self.work_s)
-
-    def to_result(self, rows: Block, size_bytes: int) -> Result:
-        failure = unpack_error(*self.failure) if isinstance(self.failure, tuple) else self.failure
-        states = None if self.states is None else pickle.loads(self.states)
-        rest = self.skipped, states, self.stays, self.tally, self.work_s, size_bytes
-        return Result(rows, self.marks, self.after, failure, *rest)
+    Arrays are sent as their bytes: numpy's own pickles take ten times as long as everything else in the message.
+    """
+    marks = result.marks.astype(np.int64, copy=False)
+    failure = None if result.failure is None else pack_error(result.failure)
+    stays = [stay if isinstance(stay, int) else bytes(stay) for stay in result.stays]
+    fields = result.after, failure, result.skipped, _pickle_states(program, result), stays
+    return marks.tobytes(), marks.shape[1], *fields, result.tally, result.work_s
 
 
-def _load_details(marks: bytes, columns: int, stays: list[bytes | int], after: list[int], *rest: Any) -> ResultDetails:
-    failure, skipped, states, tally, work_s = rest
-    stay_lists = [stay if isinstance(stay, int) else list(map(bool, stay)) for stay in stays]
-    table = np.frombuffer(marks, dtype=np.int64).reshape(-1, columns)
-    return ResultDetails(table, after, failure, skipped, states, stay_lists, tally, work_s)
+def _pickle_states(program: Program | StreamProgram, result: Result) -> bytes | None:
+    """The states of a stream that is run whole. A user's own stream may have any object in its state."""
+    if result.states is None:
+        return None
+    try:
+        return wire.dumps_for_consumer(result.states)
+    except Exception as error:
+        operation = program.list_operations()[0].call()
+        raise TypeError(f"bushel: the state of {operation} cannot be sent from a worker process: {error}") from error
+
+
+def unpack_result(rows: Block, size_bytes: int, details: Details) -> Result:
+    """Return the result that a worker has sent as rows and details."""
+    marks, columns, after, failure, skipped, states, stays, tally, work_s = details
+    return Result(
+        rows,
+        np.frombuffer(marks, dtype=np.int64).reshape(-1, columns),
+        after,
+        None if failure is None else unpack_error(*failure),
+        skipped,
+        None if states is None else pickle.loads(states),
+        [stay if isinstance(stay, int) else list(map(bool, stay)) for stay in stays],
+        tally,
+        work_s,
+        size_bytes,
+    )
 
 
 def convert_rows(
@@ -75,7 +85,7 @@ def convert_rows(
             keep.append(number)
         except Exception as reason:
             position = int(result.marks[number, 0]) - 1
-            which = program.which(position, position + 1)
+            which = program.describe_elements(position, position + 1)
             failure = explain(which, reason)
             if not program.skip:
                 break

@@ -18,16 +18,8 @@ from bushel.engine.stream_program import StreamProgram
 T = TypeVar("T")
 
 
-def pickle_for_workers(value: Any, what: str) -> bytes:
-    """Pickles a small object, or raises an error that says that `what` cannot be sent."""
-    try:
-        return wire.dumps(value)
-    except Exception as error:
-        raise PipelineNotSent(f"{what} cannot be sent to worker processes: {error}") from error
-
-
 def share(put: Callable[[Any], T], value: Any, describe: Callable[[], str]) -> T:
-    """Puts an object into memory that workers can read, or raises an error that says what cannot be sent."""
+    """Return `put(value)`, which pickles an object for workers, or raise an error that says what cannot be sent."""
     try:
         return put(value)
     except (OSError, MemoryError):  # the machine has no room: the object itself is not at fault
@@ -42,11 +34,11 @@ class ProgramTable(Generic[T]):
     A program is kept only as long as somebody else holds it. Call `remove_collected` now and then.
 
     Args:
-      share: puts a program into that memory.
+      put: puts a program into that memory.
     """
 
-    def __init__(self, share: Callable[[Program | StreamProgram], T]):
-        self._share = share
+    def __init__(self, put: Callable[[Program | StreamProgram], T]):
+        self._put = put
         self._shared: dict[int, T] = {}
         self._numbers: weakref.WeakKeyDictionary[Program | StreamProgram, int] = weakref.WeakKeyDictionary()
         self._unused_numbers = itertools.count()
@@ -58,7 +50,7 @@ class ProgramTable(Generic[T]):
         """The number of a program, which is added if it is new; or an error that names what cannot be sent."""
         number = self._numbers.get(program)
         if number is None:
-            shared = share(self._share, program, lambda: _find_unpicklable(program))
+            shared = share(self._put, program, lambda: _find_unpicklable(program))
             number = next(self._unused_numbers)
             self._shared[number] = shared
             # cloudpickle holds them weakly. Without this list a class could be gone when a result names it.
@@ -85,7 +77,7 @@ class ProgramTable(Generic[T]):
 
 def _find_unpicklable(program: Program | StreamProgram) -> str:
     """The first operation that cannot be pickled, as the user wrote it."""
-    for node in program.operations():
+    for node in program.list_operations():
         for value in node.parameters().values():
             try:
                 cloudpickle.dumps(value)
@@ -101,7 +93,7 @@ def explain_import_error(program: Program | StreamProgram, error: ImportError) -
     def pickle_parameters(node: Any) -> bytes:
         return cloudpickle.dumps(list(node.parameters().values()), protocol=5, buffer_callback=lambda _: False)
 
-    calls = [node.call() for node in program.operations() if name in pickle_parameters(node)]
+    calls = [node.call() for node in program.list_operations() if name in pickle_parameters(node)]
     needs = f"{calls[0] if calls else 'the pipeline'} needs {error.name or 'a module'}"
     return (
         f"bushel: {needs}, which workers cannot import. Workers search sys.path as it was when the iterator was made: "

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from bushel.base.contract import optional
 from bushel.base.errors import WorkerDied, add_note
 from bushel.base.transforms import short_name
-from bushel.engine.pool import shipping
+from bushel.engine.pool import shipping, wire
 from bushel.engine.pool.assigning import choose_job
 from bushel.engine.pool.blame import Blame
 from bushel.engine.pool.jobs import Job, PoolWorker
@@ -84,8 +84,8 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         self._check_owner()
         rows, start = None, None
         if isinstance(task.program, StreamProgram):
-            run, state = task.given
-            start = run, shipping.pickle_for_workers(state, f"The state of {task.program.node.describe()}")
+            (run, state), node = task.given, task.program.node
+            start = run, shipping.share(wire.dumps, state, lambda: f"The state of {node.describe()}")
         elif task.given is not None:
             rows = self._pack_rows(task.given)
         with self._lock:
@@ -108,9 +108,20 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         if not job.assigned:
             self._wake()
 
-    @abc.abstractmethod
     def describe_progress(self, job: Job) -> str:
-        """Says what each worker computes, and what is known of the worker that has the job."""
+        """Return what each worker computes and since when, and the stack of the worker that has the job.
+
+        Takes no lock: the thread may hold it for long while it starts a worker.
+        """
+        lines = []
+        for worker in list(self.workers):
+            jobs, since = list(worker.jobs), worker.busy_since  # copies: the worker may finish meanwhile
+            if jobs and since is not None:
+                what = jobs[0].task.program.describe_elements(*(jobs[0].announced or (jobs[0].task.low, jobs[0].high)))
+                stack = self._read_stack(worker) if job in jobs else ""
+                seconds = time.monotonic() - since
+                lines.append(f"{self._describe_worker(worker)} has been computing {what} for {seconds:.1f} s" + stack)
+        return "\n".join([*lines, *self._describe_start()]) or "No worker has begun to compute it."
 
     def forget(self, tickets: list[Ticket]) -> None:
         """Drops jobs. Takes no lock: closing an iterator must not wait while the thread starts a worker."""
@@ -166,13 +177,10 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     def _update_workers(self) -> None:
         """Starts the workers that `resize` has asked for. Called after events, before jobs are sent."""
 
-    @abc.abstractmethod
-    def _list_ready_workers(self) -> list[W]:
-        """The workers that can get jobs."""
-
-    @abc.abstractmethod
+    @optional
     def _is_full(self, running_jobs: int) -> bool:
-        """Whether only urgent jobs should begin, given how many jobs the workers have."""
+        """Return whether only urgent jobs should begin, given how many jobs the workers have."""
+        return self.buffer.is_full(running_jobs)
 
     @abc.abstractmethod
     def _send_job(self, worker: W, job: Job) -> None:
@@ -195,12 +203,31 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         """What else is known when workers die one after the other, as the end of a sentence; "" if nothing."""
 
     @optional
+    def describe_nodes(self) -> tuple[str, ...]:
+        """Return a line for each machine that has workers, for a report; none if all of them are on this machine."""
+        return ()
+
+    @optional
     def _update_announcements(self) -> None:
         """Finds out which elements the workers compute that run element by element. By default workers say so."""
 
     @abc.abstractmethod
-    def _end(self) -> None:
-        """Ends the workers and all jobs, and frees what the pool has. The last thing that the thread does."""
+    def _describe_worker(self, worker: W) -> str:
+        """Return a worker's name and place, as the beginning of a sentence."""
+
+    @optional
+    def _read_stack(self, worker: W) -> str:
+        """Return where in the code a worker is, as the end of a sentence. By default this is not known."""
+        return "."
+
+    @optional
+    def _describe_start(self) -> list[str]:
+        """Return what the pool waits for before it has all its workers; by default nothing."""
+        return []
+
+    @abc.abstractmethod
+    def _end_workers(self) -> None:
+        """Kill the workers and free what the subclass has."""
 
     # Called by the pool's thread.
 
@@ -221,6 +248,14 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         finally:
             self._end()
 
+    def _end(self) -> None:
+        """End the workers and all jobs, and free what the pool has. The last thing that the thread does."""
+        with self._lock:
+            self._end_workers()
+            self._fail_all(RuntimeError(f"The {self.kind} of this iterator were closed."))
+            self.buffer.close()
+            self._programs.clear()
+
     def _assign_jobs(self) -> None:
         """Sends waiting jobs to workers, as long as a job may begin and a worker can take it."""
         for job in [job for job in self._waiting if job.footprint.released]:
@@ -228,7 +263,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
             self._drop_job(job)
         while self._waiting:
             full = self._is_full(sum(len(worker.jobs) for worker in self.workers))
-            ready = self._list_ready_workers()
+            ready = [worker for worker in self.workers if worker.is_ready]
             choice = choose_job(self._waiting, self._jobs.values(), full, ready, self._active)
             if choice is None:
                 break
@@ -244,6 +279,13 @@ class PoolSupervisor(abc.ABC, Generic[W]):
             for worker in self.workers:
                 if worker.programs.pop(number, None) is not None:
                     self._send_forget(worker, number)
+
+    def _finish(self, worker: W, job: Job, outcome: Any) -> None:
+        """Take a job from the worker that has finished it, and end the job with its result or its error."""
+        worker.jobs.remove(job)
+        worker.has_finished = True
+        self._deaths_in_a_row = 0
+        self._settle(job, outcome)
 
     def _settle(self, job: Job, outcome: Any) -> None:
         """Ends a job with its result or its error."""

@@ -12,7 +12,7 @@ import dataclasses
 import io
 import pickle
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, cast
 
 import cloudpickle
@@ -139,7 +139,8 @@ class Packed:
     pickled: bytes
     places: list[tuple[int, int]] | None
     """(offset, size) of each large array in the slot; None if the arrays are in `copies`."""
-    copies: list[bytes]
+    copies: list[bytes] | list[memoryview]
+    """The large arrays, if they are not in the slot. A memoryview is aligned already."""
     size_bytes: int
     """How many bytes the pickle and the large arrays have."""
     slot_bytes: int
@@ -154,17 +155,35 @@ class Packed:
         return Packed, (self.pickled, self.places, self.copies, self.size_bytes, self.slot_bytes)
 
 
-def pickle_with_buffers(
-    value: Any, *, for_consumer: bool, in_band_bytes: float = IN_BAND_BYTES
-) -> tuple[bytes, list[pickle.PickleBuffer]]:
-    """An object as a pickle, and its large arrays as buffers beside the pickle.
+Pickled = tuple[bytes, list[pickle.PickleBuffer]]
+"""An object as a pickle, and its large arrays as buffers beside the pickle."""
 
-    Args:
-      for_consumer: uses Python's own pickler if it can, which is faster and sends functions and classes by name. The
-        consumer knows these names. A worker does not know those of the user's main module, which it has not run.
-      in_band_bytes: smaller arrays become part of the pickle.
+
+def pickle_for_consumer(value: Any, in_band_bytes: float = IN_BAND_BYTES) -> Pickled:
+    """Pickle an object in a worker. Arrays with fewer than `in_band_bytes` bytes become part of the pickle.
+
+    Python's own pickler is tried first: it is faster, and sends functions and classes by name. The consumer knows
+    these names.
     """
     buffers: list[pickle.PickleBuffer] = []
+    keep = _make_buffer_callback(buffers, in_band_bytes)
+    try:
+        with io.BytesIO() as file:
+            _PlainPickler(file, protocol=5, buffer_callback=keep).dump(value)
+            return file.getvalue(), buffers
+    except Exception:  # a lambda, or a class that was sent by value
+        buffers.clear()
+        return dumps(value, keep), buffers
+
+
+def pickle_for_worker(value: Any) -> Pickled:
+    """Pickle an object in the consumer. A worker has not run the user's main module, so no name in it can be sent."""
+    buffers: list[pickle.PickleBuffer] = []
+    return dumps(value, _make_buffer_callback(buffers, IN_BAND_BYTES)), buffers
+
+
+def _make_buffer_callback(buffers: list[pickle.PickleBuffer], in_band_bytes: float) -> Callable[[Any], bool]:
+    """Return a callback for pickle that adds large arrays to `buffers` and leaves small ones in the pickle."""
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
         if buffer.raw().nbytes < in_band_bytes:
@@ -172,19 +191,22 @@ def pickle_with_buffers(
         buffers.append(buffer)
         return False
 
-    if for_consumer:
-        try:
-            with io.BytesIO() as file:
-                _PlainPickler(file, protocol=5, buffer_callback=keep).dump(value)
-                return file.getvalue(), buffers
-        except Exception:  # a lambda, or a class that was sent by value
-            buffers.clear()
-    return dumps(value, keep), buffers
+    return keep
 
 
 def dumps_for_consumer(value: Any) -> bytes:
-    """Pickles an object with its arrays inside the pickle."""
-    return pickle_with_buffers(value, for_consumer=True, in_band_bytes=float("inf"))[0]
+    """Pickle an object in a worker, with its arrays inside the pickle."""
+    return pickle_for_consumer(value, in_band_bytes=float("inf"))[0]
+
+
+def lay_out(sizes: Iterable[int], start: int = 0) -> tuple[list[tuple[int, int]], int]:
+    """Return (offset, size) of buffers that lie one after the other, each aligned, and the end of the last one."""
+    places, end = [], start
+    for size in sizes:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        places.append((offset, size))
+        end = offset + size
+    return places, end
 
 
 def pack(value: Any, slot: Slot | None) -> Packed:
@@ -192,7 +214,7 @@ def pack(value: Any, slot: Slot | None) -> Packed:
 
     An array that was made in the slot stays where it is and is not copied.
     """
-    body, buffers = pickle_with_buffers(value, for_consumer=True)
+    body, buffers = pickle_for_consumer(value)
     size = sum(buffer.raw().nbytes for buffer in buffers)
     wanted = size + ALIGNMENT * len(buffers) + (0 if slot is None else slot.used)
     places = _copy_into_slot(buffers, slot) if slot is not None else None
@@ -219,16 +241,18 @@ def _copy_into_slot(buffers: list[pickle.PickleBuffer], slot: Slot) -> list[tupl
 
 
 def unpack(packed: Packed, memory: memoryview | None) -> Any:
-    """The object again. Its large arrays look into `memory`, the slot's, or into aligned copies."""
+    """Return the object again. Its large arrays look into `memory`, the slot, or into aligned copies."""
     if packed.places is None:
-        return pickle.loads(packed.pickled, buffers=[_copy_aligned(part) for part in packed.copies])
+        parts = [part if isinstance(part, memoryview) else copy_aligned(part) for part in packed.copies]
+        return pickle.loads(packed.pickled, buffers=parts)
     if not packed.places:
         return pickle.loads(packed.pickled)
     assert memory is not None
     return pickle.loads(packed.pickled, buffers=[memory[offset : offset + size] for offset, size in packed.places])
 
 
-def _copy_aligned(part: bytes) -> memoryview:
+def copy_aligned(part: Any) -> memoryview:
+    """Copy bytes to where JAX on a CPU can use them without another copy."""
     array = base_memory.empty((len(part),), np.uint8)
     array[:] = np.frombuffer(part, dtype=np.uint8)
     return array.data

@@ -1,15 +1,16 @@
-"""What worker processes and actors share: how a result is packed for the consumer."""
+"""What runs in worker processes and in actors: the user's `worker_init_fn`, and how results are packed."""
 
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from bushel.base import blocks
 from bushel.engine.pool import wire
 from bushel.engine.pool.exceptions import pack_error
-from bushel.engine.pool.results import ResultDetails, convert_rows
+from bushel.engine.pool.results import Details, convert_rows, pack_details
 from bushel.engine.program import Announce, Program, Result
 from bushel.engine.stream_program import StreamProgram
 
@@ -19,9 +20,36 @@ NO_ACCELERATOR = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
 """Variables in the environment of a worker. Without them, each worker would take memory of the accelerator."""
 
 
+def call_init(pickled: bytes, index: int, count: int) -> None:
+    """Call the user's `worker_init_fn`, if there is one."""
+    function = pickle.loads(pickled)
+    if function is not None:
+        function(index, count)
+
+
+def forget_program(programs: dict[int, Program | StreamProgram], number: int) -> None:
+    """Remove a program that the worker will not need again."""
+    program = programs.pop(number, None)
+    if isinstance(program, StreamProgram):
+        program.close()
+
+
+def pack_broken(what: str, error: BaseException, where: str = "") -> tuple[str, str, bytes, str]:
+    """Return the message that ends the pool with an error which any other worker would meet, too.
+
+    Args:
+      what: what has failed, as the beginning of a sentence.
+      where: the place of the worker, which the message adds to `what`.
+    """
+    if not isinstance(error, Exception):  # a SystemExit or KeyboardInterrupt would end the consumer
+        stopped = RuntimeError(f"{what}: it raised {type(error).__name__}({', '.join(map(repr, error.args))}).")
+        error = stopped.with_traceback(error.__traceback__)
+    return "broken", what + where, *pack_error(error)
+
+
 def pack_result(
     program: Program | StreamProgram, result: Result, pack: Callable[[Any], T], row_by_row: bool
-) -> tuple[T, ResultDetails]:
+) -> tuple[T, Details]:
     """A result as it is sent. Without the rows that cannot be pickled, which fail like elements."""
     try:
         packed = pack(result.rows)
@@ -33,9 +61,7 @@ def pack_result(
         packed = pack(result.rows)
     if row_by_row:
         packed = pack([wire.dumps_for_consumer(row) for row in blocks.rows_of(result.rows)])
-    failure = None if result.failure is None else pack_error(result.failure)
-    rest = result.skipped, _pickle_states(program, result), result.stays, result.tally, result.work_s
-    return packed, ResultDetails(result.marks, result.after, failure, *rest)
+    return packed, pack_details(program, result)
 
 
 def pack_each_row(program: Program | StreamProgram, low: int, result: Result, announce: Announce) -> None:
@@ -48,17 +74,6 @@ def pack_each_row(program: Program | StreamProgram, low: int, result: Result, an
         with contextlib.suppress(Exception):  # raised again when the whole block is packed
             wire.pack(row, None)
         low = end
-
-
-def _pickle_states(program: Program | StreamProgram, result: Result) -> bytes | None:
-    """The states of a stream that is run whole. A user's own stream may have any object in its state."""
-    if result.states is None:
-        return None
-    try:
-        return wire.dumps_for_consumer(result.states)
-    except Exception as error:
-        operation = program.operations()[0].call()
-        raise TypeError(f"bushel: the state of {operation} cannot be sent from a worker process: {error}") from error
 
 
 def _check_row(row: Any) -> Any:

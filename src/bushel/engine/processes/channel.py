@@ -15,6 +15,7 @@ import struct
 from typing import Any
 
 _HEADER = struct.Struct("<QB")  # size of the pickle, number of descriptors
+_MOST_DESCRIPTORS = 16  # with one message
 _PIECE_BYTES = 1 << 16  # a worker collects messages up to this size; the pool's thread reads this much at a time
 
 
@@ -25,8 +26,8 @@ class Closed(Exception):
 class Channel:
     """Messages over a stream socket: pickled objects, and file descriptors from consumer to worker.
 
-    The pool's thread serves many workers and must not wait for any of them: it uses the methods with `nowait` in their
-    name. The zygote and the workers have one channel and use those that wait.
+    The pool's thread talks to many workers and must not wait for any of them. It uses the methods with `nowait` in
+    their names. The zygote and the workers have one channel each, and use the methods that wait.
     """
 
     def __init__(self, sock: socket.socket):
@@ -36,7 +37,7 @@ class Channel:
         self._unsent: collections.deque[tuple[memoryview, tuple[int, ...]]] = collections.deque()
 
     def send_nowait(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
-        """Sends as much of a message as the socket takes now. The rest is kept for `send_rest`."""
+        """Send as much of a message as the socket takes now, and keep the rest for `send_rest`."""
         body = pickle.dumps(message, protocol=5)
         data = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
         # Duplicates: the caller may close its own descriptors before the message is sent.
@@ -44,12 +45,12 @@ class Channel:
         self.send_rest()
 
     def send_rest(self) -> None:
-        """Sends as much as the socket takes now of what `send_nowait` has kept. Never waits."""
+        """Send as much as the socket takes now of what `send_nowait` has kept. Never waits."""
         try:
             while self._unsent:
                 data, descriptors = self._unsent[0]
                 count = self.socket.sendmsg([data], _ancillary(descriptors), socket.MSG_DONTWAIT)
-                self._unsent[0] = data[count:], ()  # descriptors go with the first byte, and only once
+                self._unsent[0] = data[count:], ()  # the descriptors went with the first byte; they must not go again
                 if count == len(data):
                     self._unsent.popleft()
                 for descriptor in descriptors:
@@ -60,16 +61,16 @@ class Channel:
             raise Closed(str(error)) from None
 
     def has_unsent(self) -> bool:
-        """Whether `send_rest` has something to send."""
+        """Return whether `send_rest` has something to send."""
         return bool(self._unsent)
 
     def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
-        """Sends a message, and before it those of `send_later`. Waits until the socket has taken all of it."""
+        """Send a message, after those of `send_later`. Waits until the socket has taken all of it."""
         self._collect(message, descriptors)
         self.flush()
 
     def send_later(self, message: Any) -> None:
-        """Sends a message together with the next one, or before `receive` has to wait.
+        """Send a message together with the next one, or before `receive` has to wait.
 
         Each send wakes the other process, so it is faster to send two messages at once.
         """
@@ -78,12 +79,12 @@ class Channel:
             self.flush()
 
     def flush(self) -> None:
-        """Sends the messages of `send_later`."""
+        """Send the messages of `send_later`."""
         data, self._collected = self._collected, b""
         self._send_all(data)
 
     def _collect(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
-        """Adds a message to those that are to be sent. A large message is sent at once, which saves a copy."""
+        """Add a message to those that `flush` sends. A large message is sent at once, which saves a copy."""
         body = pickle.dumps(message, protocol=5)
         header = _HEADER.pack(len(body), len(descriptors))
         if descriptors:
@@ -107,40 +108,35 @@ class Channel:
             raise Closed(str(error)) from None
 
     def receive(self) -> tuple[Any, list[int]]:
-        """The next message and its descriptors. Waits until it is there."""
+        """Wait for the next message, and return it and its descriptors."""
         if self._collected and not self.wait_for_data(0.0):
             self.flush()
-        descriptors: list[int] = []
-        size, _ = _HEADER.unpack(self._receive_bytes(_HEADER.size, descriptors))
-        return pickle.loads(self._receive_bytes(size, descriptors)), descriptors
+        try:
+            # The descriptors of a message arrive with its first byte.
+            first, descriptors, _, _ = socket.recv_fds(self.socket, _HEADER.size, _MOST_DESCRIPTORS)
+            size, _ = _HEADER.unpack(first + self._receive_bytes(_HEADER.size - len(first)))
+            return pickle.loads(self._receive_bytes(size)), descriptors
+        except OSError as error:
+            raise Closed(str(error)) from None
 
-    def _receive_bytes(self, size: int, descriptors: list[int]) -> bytearray:
-        """The next bytes. Adds the file descriptors that come with them to the list."""
+    def _receive_bytes(self, size: int) -> bytearray:
         data = bytearray(size)
-        view, done = memoryview(data), 0
-        while done < size:
-            try:
-                count, ancillary, _, _ = self.socket.recvmsg_into([view[done:]], socket.CMSG_SPACE(4 * 16))
-            except OSError as error:
-                raise Closed(str(error)) from None
+        view = memoryview(data)
+        while len(view):
+            count = self.socket.recv_into(view)
             if not count:
                 raise Closed("end of file")
-            for _, kind, payload in ancillary:
-                if kind == socket.SCM_RIGHTS:
-                    numbers = array.array("i")
-                    numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
-                    descriptors.extend(numbers)
-            done += count
+            view = view[count:]
         return data
 
     def wait_for_data(self, timeout_s: float) -> bool:
-        """Waits until there is something to receive, or the other end is closed. Returns False after the timeout."""
+        """Wait until there is something to receive, or the other end is closed. Returns False after the timeout."""
         poll = select.poll()  # not `select.select`, which refuses descriptors from 1024 on
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(1000 * timeout_s))
 
     def receive_nowait(self) -> list[Any]:
-        """All messages that have arrived completely. Never waits. Raises Closed when the other end is closed."""
+        """Return all messages that have arrived completely. Never waits. Raises Closed if the other end is closed."""
         messages: list[Any] = []
         ended = False
         while True:
@@ -167,7 +163,7 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Closes the socket, and the duplicates of descriptors that were not sent."""
+        """Close the socket, and the duplicates of descriptors that were not sent."""
         self.socket.close()
         while self._unsent:
             for descriptor in self._unsent.popleft()[1]:
@@ -175,6 +171,6 @@ class Channel:
 
 
 def _ancillary(descriptors: tuple[int, ...]) -> list[tuple[int, int, bytes]]:
-    """File descriptors in the form that `sendmsg` takes."""
+    """Return file descriptors in the form that `sendmsg` takes."""
     numbers = array.array("i", descriptors).tobytes()
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if descriptors else []

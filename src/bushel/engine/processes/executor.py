@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from bushel.engine.dma import DmaMapper
-from bushel.engine.pool import wire
-from bushel.engine.pool.assigning import JOBS_PER_WORKER
-from bushel.engine.pool.executor import PooledExecutor
+from bushel.engine.pool.executor import PooledExecutor, count_results
 from bushel.engine.processes.supervisor import ProcessSupervisor
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 
 
-class Processes(PooledExecutor):
+class Processes(PooledExecutor[ProcessSupervisor]):
     """Runs tasks in worker processes, which send their results through shared memory.
 
     Args:
@@ -41,22 +38,13 @@ class Processes(PooledExecutor):
         mapper: DmaMapper | None = None,
     ):
         self.parallelism = num_workers
-        self.block_bytes = min(self.block_bytes, budget_bytes // (2 * _count_results(num_workers)))
+        self.block_bytes = min(self.block_bytes, budget_bytes // (2 * count_results(num_workers)))
         self.keeps_all = timeout_s is not None or init is not None
         first = num_workers if at_first is None else at_first
-        self._supervisor = ProcessSupervisor(
-            num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first, mapper
+        super().__init__(
+            ProcessSupervisor(num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first, mapper)
         )
-        self._hold(self._supervisor)
-
-    def _unpack(self, packed: wire.Packed, memory: memoryview | None) -> Any:
-        return wire.unpack(packed, memory)
 
     def pids(self) -> list[int]:
         """The process numbers of the workers."""
         return [worker.pid for worker in self._supervisor.workers]
-
-
-def _count_results(num_workers: int) -> int:
-    """How many results may exist at a time: in the making, waiting for the consumer, and in use by the consumer."""
-    return num_workers * (JOBS_PER_WORKER + 2) + 8

@@ -9,7 +9,6 @@ import pickle
 import weakref
 from typing import Any
 
-from bushel.base.memory import ALIGNMENT
 from bushel.engine.pool import wire
 from bushel.engine.pool.shipping import share
 from bushel.engine.slabs import make_anonymous_file, write_all
@@ -19,14 +18,9 @@ class SharedObject:
     """An object in shared memory: its pickle and its large arrays, which workers map and do not copy."""
 
     def __init__(self, value: Any, *, portable: bool):
-        pickled, buffers = wire.pickle_with_buffers(value, for_consumer=False)
+        pickled, buffers = wire.pickle_for_worker(value)
         self.size = len(pickled)
-        self.places: list[tuple[int, int]] = []
-        end = self.size
-        for buffer in buffers:
-            start = -(-end // ALIGNMENT) * ALIGNMENT
-            end = start + buffer.raw().nbytes
-            self.places.append((start, buffer.raw().nbytes))
+        self.places, end = wire.lay_out((buffer.raw().nbytes for buffer in buffers), self.size)
         self.descriptor = make_anonymous_file(max(end, 1), portable=portable)
         # Not at exit: the pool's thread may still be sending this descriptor, whose number another file could get.
         weakref.finalize(self, os.close, self.descriptor).atexit = False

@@ -21,7 +21,7 @@ from bushel.engine.pool import shipping, wire
 from bushel.engine.pool.exceptions import unpack_error
 from bushel.engine.pool.jobs import Job
 from bushel.engine.pool.result_buffer import ResultBuffer
-from bushel.engine.pool.results import ResultDetails
+from bushel.engine.pool.results import Details
 from bushel.engine.pool.supervisor import PoolSupervisor
 from bushel.engine.pool.worker import NO_ACCELERATOR
 from bushel.engine.processes.channel import Closed
@@ -58,7 +58,7 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
         buffer = ResultBuffer(budget_bytes, block_bytes, num_workers, portable=portable, mapper=mapper)
         super().__init__(num_workers, at_first, init, timeout_s, programs, buffer)
         self._portable = portable
-        self._init = shipping.pickle_for_workers(init, "worker_init_fn")
+        self._init = shipping.share(wire.dumps, init, lambda: "worker_init_fn")
         # Taken once, so that a worker that starts later sees the same environment as the first ones.
         variables = {**THREADS, **os.environ, **NO_ACCELERATOR}
         self._environment = clean_python.folder(), clean_python.search_path(), variables
@@ -78,17 +78,11 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
                 self.stop()
             raise
 
-    def describe_progress(self, job: Job) -> str:
-        lines = []
-        for worker in list(self.workers):
-            jobs, since = list(worker.jobs), worker.busy_since  # copies: the worker may finish meanwhile
-            if not jobs or since is None:
-                continue
-            what = jobs[0].task.program.which(*(jobs[0].announced or (jobs[0].task.low, jobs[0].high)))
-            stack = f":\n{self._stacks.read(worker.pid)}" if job in jobs else "."
-            process = f"Worker {worker.index} (process {worker.pid})"
-            lines.append(f"{process} has been computing {what} for {time.monotonic() - since:.1f} s{stack}")
-        return "\n".join(lines) or "No worker has begun to compute it."
+    def _describe_worker(self, worker: Worker) -> str:
+        return f"Worker {worker.index} (process {worker.pid})"
+
+    def _read_stack(self, worker: Worker) -> str:
+        return f":\n{self._stacks.read(worker.pid)}"
 
     def _wake(self) -> None:
         self._connections.wake()
@@ -141,12 +135,6 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
             logger.warning("No more than %d worker processes could be started (%s).", len(self.workers), error)
             self._active = len(self.workers)
 
-    def _list_ready_workers(self) -> list[Worker]:
-        return self.workers
-
-    def _is_full(self, running_jobs: int) -> bool:
-        return self.buffer.is_full(running_jobs)
-
     def _send_job(self, worker: Worker, job: Job) -> None:
         job.slot = self.buffer.grant_slot(sum(held.slot is not None for one in self.workers for held in one.jobs))
         if job.program not in worker.programs:
@@ -186,33 +174,26 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
         job.task.ledger.report(step, job.task.number, count)
         job.count_request, job.counted = (step, count), step + 1
 
-    def _on_done(
-        self, worker: Worker, number: int, packed: wire.Packed, details: ResultDetails, seconds: float
-    ) -> None:
-        job = self._finish(worker, number)
-        memory = self.buffer.add_result(job, packed)
-        details.failure = details.failure or job.error_after_rows
-        self._settle(job, (packed, details, memory, seconds))
+    def _on_done(self, worker: Worker, number: int, packed: wire.Packed, details: Details, seconds: float) -> None:
+        memory = self.buffer.add_result(worker.jobs[0], packed)
+        self._finish_first(worker, number, (packed, details, memory, seconds))
 
     def _on_misfit(self, worker: Worker, number: int) -> None:
-        self._settle(self._finish(worker, number), Misfit())
+        self._finish_first(worker, number, Misfit())
 
     def _on_aborted(self, worker: Worker, number: int) -> None:
-        self._settle(self._finish(worker, number), Aborted())
+        self._finish_first(worker, number, Aborted())
 
     def _on_failed(self, worker: Worker, number: int, pickled: bytes, text: str) -> None:
-        self._settle(self._finish(worker, number), unpack_error(pickled, text))
+        self._finish_first(worker, number, unpack_error(pickled, text))
 
     def _on_broken(self, worker: Worker, what: str, pickled: bytes, text: str) -> None:
         self._report_broken(worker, what, unpack_error(pickled, text))
 
-    def _finish(self, worker: Worker, number: int) -> Job:
-        """Takes the job that a worker has finished from it."""
-        job = worker.jobs.popleft()
-        assert job.number == number, "workers answer in order"
-        worker.busy_since, worker.has_finished = None, True
-        self._deaths_in_a_row = 0
-        return job
+    def _finish_first(self, worker: Worker, number: int, outcome: Any) -> None:
+        assert worker.jobs[0].number == number, "workers answer in order"
+        worker.busy_since = None
+        self._finish(worker, worker.jobs[0], outcome)
 
     # Workers that start, that are killed, and that die.
 
@@ -236,18 +217,14 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
     def _explain_deaths(self, worker: Worker) -> str:
         return "." if self._init_name is None or self._has_begun_a_job else f", in worker_init_fn={self._init_name}."
 
-    def _end(self) -> None:
-        with self._lock:
-            for worker in self.workers:
-                self._connections.remove(worker)
-                self._kill(worker)
-            for worker in self.workers:  # after all were killed, so that they end side by side
-                STARTER.reap(worker.pid)
-            self.workers.clear()
-            self._fail_all(RuntimeError("The worker processes of this iterator were closed."))
-            self.buffer.close()
-            self._programs.clear()
-            self._connections.close()
+    def _end_workers(self) -> None:
+        for worker in self.workers:
+            self._connections.remove(worker)
+            self._kill(worker)
+        for worker in self.workers:  # after all were killed, so that they end side by side
+            STARTER.reap(worker.pid)
+        self.workers.clear()
+        self._connections.close()
         STARTER.remove_pool()
 
 

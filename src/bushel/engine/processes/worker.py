@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from bushel.base import alias
 from bushel.engine.pool import wire
 from bushel.engine.pool.exceptions import pack_error
-from bushel.engine.pool.worker import pack_each_row, pack_result
+from bushel.engine.pool.worker import call_init, forget_program, pack_broken, pack_each_row, pack_result
 from bushel.engine.processes.channel import Channel, Closed
 from bushel.engine.processes.stacks import write_stack_on_signal
 from bushel.engine.processes.store import load_shared
@@ -88,9 +88,7 @@ class _Worker:
         os.environ.update(variables)
         alias.install_where_asked()
         try:
-            function = pickle.loads(init)
-            if function is not None:
-                function(index, count)
+            call_init(init, index, count)
         except BaseException as error:
             self._give_up("worker_init_fn failed", error)
 
@@ -103,16 +101,11 @@ class _Worker:
 
     def _give_up(self, what: str, error: BaseException) -> NoReturn:
         """Sends the consumer an error that ends the pool, and ends this worker."""
-        if not isinstance(error, Exception):  # a SystemExit or KeyboardInterrupt would end the consumer
-            stopped = RuntimeError(f"{what}: it raised {type(error).__name__}({', '.join(map(repr, error.args))}).")
-            error = stopped.with_traceback(error.__traceback__)
-        self._channel.send(("broken", what, *pack_error(error)))
+        self._channel.send(pack_broken(what, error))
         raise Closed from None
 
     def _on_forget(self, number: int) -> None:
-        program = self._programs.pop(number, None)
-        if isinstance(program, StreamProgram):
-            program.close()
+        forget_program(self._programs, number)
 
     def _on_arena(self, slot_bytes: int, descriptor: int) -> None:
         self._slots.clear()  # they look into the old arena
