@@ -13,7 +13,6 @@ import collections
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from bushel.base.options import DatasetOptions
 from bushel.engine.block_size import MOST_POSITIONS, Sizer, measure_result
 from bushel.engine.program import FailedAt, Program, Result, Rows, Runner, Skipped, make_state, read_counts, run_again
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket, wait_and_check
+from bushel.graph.closing import CLOSED
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.filter_watch import FilterWatch
 from bushel.graph.skips import Skips
@@ -42,24 +42,11 @@ class Placement:
     """How many positions all of these blocks may have together."""
 
 
-class Source(Protocol):
-    """Where the rows of a program come from: another cursor, or the positions of a map node."""
-
-    def mark(self) -> Mark: ...
-
-    def state_of(self, mark: Mark) -> State: ...
-
-    def mark_of(self, state: State) -> Mark: ...
-
-    def set_next_index(self, index: int) -> None: ...
-
-
 class Delivery(Cursor):
     """The rows of a program in order.
 
     Args:
       program: what to run.
-      source: where its rows come from.
       rows: the rows that it starts from, if the consumer runs it.
       placement: the executor that runs it; None if the consumer computes rows when it needs them.
       options: those of the whole pipeline.
@@ -69,13 +56,12 @@ class Delivery(Cursor):
     def __init__(
         self,
         program: Program,
-        source: Source,
         rows: Rows,
         placement: Placement | None,
         options: DatasetOptions,
         skips: Skips | None = None,
     ):
-        self._program, self._source = program, source
+        self._program = program
         self._runner = Runner(program, rows, _unknown_count, here=True)
         self._skips = skips
         self._options = options
@@ -126,7 +112,8 @@ class Delivery(Cursor):
     @optional
     def _count_skipped(self, result: Result | None, before: int) -> None:
         """Count the elements that were skipped before a position; by default those that the program has skipped."""
-        self.count_skipped_in(result, before)
+        if result is not None:
+            count_skipped(self._skips, result.skipped, before)
 
     @optional
     def mark(self) -> tuple[Mark, Sequence[int]]:
@@ -134,14 +121,26 @@ class Delivery(Cursor):
         return self._position, self._counts
 
     @optional
-    def _rewind_source(self, mark: Mark) -> None:
+    def _rewind_rows(self, mark: Mark) -> None:
         """Go to a position in the rows that the program starts from."""
         self._position = mark
 
     @optional
-    def _get_source_index(self) -> int:
+    def _get_row_index(self) -> int:
         """Return the index of the next of these rows."""
         return self._position
+
+    @abc.abstractmethod
+    def _find_row(self, index: int) -> Mark:
+        """Return the position of the row with this index."""
+
+    @abc.abstractmethod
+    def _state_of_rows(self, mark: Mark) -> State:
+        """Return the state that describes a position in these rows."""
+
+    @abc.abstractmethod
+    def _mark_of_rows(self, state: State) -> Mark:
+        """Return the position in these rows that a state describes."""
 
     # Pulling.
 
@@ -204,7 +203,7 @@ class Delivery(Cursor):
                 self._restart()
             raise
         if self._closed:
-            raise ValueError("This iterator was closed while its next element was being computed.")
+            raise ValueError(CLOSED)
         self._tickets.popleft()
         if (failed := self._judge_filters(ticket.task.low, result.stays)) is not None:
             result = _cut(result, *failed)
@@ -262,7 +261,7 @@ class Delivery(Cursor):
         elif len(result.rows):
             position, *self._counts = result.marks[-1].tolist()
             self._failure_next = result.failure
-        self.count_skipped_in(result, position)
+        count_skipped(self._skips, result.skipped, position)
         if result.failure is not None and not len(result.rows):
             raise result.failure
         self._made = result
@@ -279,11 +278,6 @@ class Delivery(Cursor):
     def is_here(self) -> bool:
         """Whether the consumer computes rows when it needs them."""
         return self._placement is None
-
-    def count_skipped_in(self, result: Result | None, before: int) -> None:
-        """Count the elements that the program has skipped before a position."""
-        if result is not None:
-            count_skipped(self._skips, result.skipped, before)
 
     def _judge_filters(self, low: int, stays: list[list[bool] | int]) -> tuple[int, ValueError] | None:
         """Return the first position at which a filter has dropped too many elements, and the error."""
@@ -364,20 +358,20 @@ class Delivery(Cursor):
     # Positions.
 
     def rewind(self, mark: Mark) -> None:
-        source, self._counts = mark
+        rows_mark, self._counts = mark
         self._failure_next = None
-        self._rewind_source(source)
+        self._rewind_rows(rows_mark)
         self._forget_tickets()
         self._begin_again()
 
     def state_of(self, mark: Mark) -> State:
-        source, counts = mark
-        return make_state(self._program, self._source.state_of(source), counts)
+        rows_mark, counts = mark
+        return make_state(self._program, self._state_of_rows(rows_mark), counts)
 
     def mark_of(self, state: State) -> Mark:
         inner, counts = read_counts(self._program, state)
         with inside(*["parent"] * len(counts)):
-            return self._source.mark_of(inner), counts
+            return self._mark_of_rows(inner), counts
 
     def get_next_index(self) -> int:
         counts, sizes = list(self._counts), []
@@ -392,7 +386,7 @@ class Delivery(Cursor):
                     "The index of the next element is not known: how many elements a filter drops is not known."
                 )
         if index is None:
-            index = self._get_source_index()
+            index = self._get_row_index()
         for size in reversed(sizes):
             index = -(-index // size)
         return index
@@ -407,8 +401,7 @@ class Delivery(Cursor):
             index *= step.gathers
             if step.count_key:
                 counts.append(index)
-        self._source.set_next_index(index)
-        self.rewind((self._source.mark(), counts[::-1]))
+        self.rewind((self._find_row(index), counts[::-1]))
 
     def start_prefetch(self) -> None:
         super().start_prefetch()

@@ -14,11 +14,12 @@ from bushel.base.blocks import Block
 from bushel.base.errors import PipelineNotSent
 from bushel.base.options import DatasetOptions
 from bushel.engine.block_size import measure_result
-from bushel.engine.delivery import Delivery, Placement
+from bushel.engine.delivery import Delivery, Placement, count_skipped
 from bushel.engine.program import Program, Result, Rows
 from bushel.graph.cursors import Cursor, Mark, pull_exactly
 from bushel.graph.node import Origin
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
+from bushel.graph.state_fields import State
 
 logger = logging.getLogger("bushel")
 
@@ -64,7 +65,7 @@ class DrawnDelivery(Delivery):
         self._draining = False  # whether no more rows are sent, because the consumer will compute the next ones
         self._before: Mark = None  # the parent's mark, if `mark` was called since the last pull
         self._drawn = _ParentRows(parent, skips)
-        super().__init__(program, parent, self._drawn, None, options, skips)
+        super().__init__(program, self._drawn, None, options, skips)
 
     # In the consumer.
 
@@ -152,11 +153,12 @@ class DrawnDelivery(Delivery):
         return (blocks.join(parts) if parts else []), low
 
     def _count_skipped(self, result: Result | None, before: int) -> None:
+        by_program = [] if result is None else result.skipped
         while self._skipped and self._uncounted < before:
-            self.count_skipped_in(result, self._uncounted)
+            count_skipped(self._skips, by_program, self._uncounted)
             count_collected(self._skips, self._skipped.popleft())
             self._uncounted += 1
-        self.count_skipped_in(result, before)
+        count_skipped(self._skips, by_program, before)
 
     # Positions.
 
@@ -175,7 +177,7 @@ class DrawnDelivery(Delivery):
             self._marks.popleft()
             self._first += 1
 
-    def _rewind_source(self, mark: Mark) -> None:
+    def _rewind_rows(self, mark: Mark) -> None:
         self.parent.rewind(mark)
         self._begin_drawing()
 
@@ -188,11 +190,21 @@ class DrawnDelivery(Delivery):
         self._failure, self._end, self._past_end = None, None, False
         self._length = self._program.length
 
-    def _get_source_index(self) -> int:
+    def _get_row_index(self) -> int:
         if self._placement is None:
             return self.parent.get_next_index()
         self._forget_marks()
         return self.parent.get_next_index() - (len(self._marks) - 1)
+
+    def _find_row(self, index: int) -> Mark:
+        self.parent.set_next_index(index)
+        return self.parent.mark()
+
+    def _state_of_rows(self, mark: Mark) -> State:
+        return self.parent.state_of(mark)
+
+    def _mark_of_rows(self, state: State) -> Mark:
+        return self.parent.mark_of(state)
 
 
 class _ParentRows(Rows):

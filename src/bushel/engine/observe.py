@@ -1,6 +1,6 @@
-"""Observation from outside: wrappers around cursors and executors of a stream whose stages are timed.
+"""Times a stream from outside: wrappers around the cursors and executors of a stream whose stages are timed.
 
-A stream that is not timed has none of them.
+A stream whose stages are not timed has no such wrappers. What a stage does is measured in tally.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DELIVERY = -1
 
 
 class Observer:
-    """What is known of an open stream: what its stages take, if they are timed, and in any case its pools."""
+    """The figures of an open stream: its pools, transfers and skips; and the times of its stages, if they are timed."""
 
     def __init__(self) -> None:
         self.skips: Skips | None = None
@@ -48,20 +48,21 @@ class Observer:
         self._waited_s = 0.0
 
     def time_stages(self, node: StreamNode) -> StreamNode:
-        """The same stream, with stages that are timed from now on."""
+        """Return a copy of a stream whose stages are timed."""
         self._timed = True
         return tally.number_stages(node, self._stages)
 
     def make_part(self, skips: Skips | None) -> Observer:
-        """For a stream that a user's dataset draws from: its pools belong here, what it skips goes to `skips`."""
+        """Return an observer for a stream inside a user's dataset. Its pools count here; `skips` counts its skips."""
         part = copy.copy(self)
         part.skips = skips
         return part
 
     def watch_cursor(self, node: StreamNode, cursor: Cursor, *, marked: bool = False) -> Cursor:
-        """The cursor of a node, timed under the number that the node has.
+        """Return a cursor whose pulls are timed as those of a node.
 
-        It is `marked` where it could be computed ahead by an executor, and is not.
+        Args:
+          marked: whether a prefetch follows the node, and the node runs in the consumer all the same.
         """
         number = tally.get_number(node)
         if number is None:
@@ -71,21 +72,21 @@ class Observer:
         return _TimedCursor(cursor, number)
 
     def watch_delivery(self, cursor: Delivery) -> Cursor:
-        """A cursor that puts results in order, timed."""
+        """Return a cursor that times how long the results of an executor take to unpack and put into order."""
         return _TimedDelivery(cursor) if self._timed else cursor
 
     def watch_stream(self, cursor: Cursor) -> Cursor:
-        """A cursor that takes the rows of a stream from a worker, timed."""
+        """Return a cursor that times how long the rows of a whole stream in a worker take to unpack."""
         return _TimedCursor(cursor, _DELIVERY) if self._timed else cursor
 
     def watch_executor(self, executor: Executor) -> Executor:
-        """An executor of this stream; it is watched where stages are timed."""
-        known = _WatchedExecutor(executor) if self._timed else executor
-        self._pools.append(known)
-        return known
+        """Return an executor of this stream. It is measured if stages are timed."""
+        watched = _WatchedExecutor(executor) if self._timed else executor
+        self._pools.append(watched)
+        return watched
 
     def pull_ahead(self, cursor: Cursor, size: int) -> Cursor:
-        """The rows of a cursor, pulled ahead by a thread; what that does is timed too."""
+        """Return a cursor whose rows a thread pulls ahead. The stages in that thread are timed, too."""
         if not self._timed:
             return ThreadedCursor(cursor, size, self.skips)
         thread = _WatchedThread(cursor)
@@ -93,17 +94,17 @@ class Observer:
         return _AwaitedCursor(ThreadedCursor(thread, size, self.skips), thread)
 
     def send_to_device(self, cursor: Cursor, put: Put, size: int, place: str, mapper: DmaMapper | None) -> Cursor:
-        """The rows of a cursor on devices. Its figures are taken in any case."""
+        """Return a cursor that copies rows to devices. Its transfers are measured even if stages are not timed."""
         times = TransferTimes(place, mapper)
         self._transfers.append(times)
         return TransferCursor(cursor, put, size, times, lambda sent: self.pull_ahead(sent, size), self.skips, mapper)
 
     def watch_output(self, cursor: Cursor) -> Cursor:
-        """The last cursor of the stream, the one that the consumer asks."""
+        """Return the last cursor of the stream, from which the consumer pulls."""
         return _Outlet(cursor, self) if self._timed else cursor
 
     def pull(self, cursor: Cursor, count: int) -> Block:
-        """Pulls for the consumer, and enters what it took."""
+        """Pull for the consumer, and measure how long it waits."""
         begun = time.perf_counter()
         if self._first is None:
             self._first = begun
@@ -117,7 +118,7 @@ class Observer:
         return block
 
     def report(self) -> Report:
-        """All figures as they are now. May be asked from any thread, also while an element is being waited for."""
+        """Return all figures as they are now. Any thread may call this, also while the consumer waits in `next`."""
         tallies: dict[str, Tally] = {"consumer": self._tally.copy()}
         for pool in self._pools:
             if isinstance(pool, _WatchedExecutor | _WatchedThread):
@@ -160,22 +161,20 @@ class _TimedCursor(Same):
 
 
 class _TimedDelivery(Same):
-    """Rows of an executor: putting them in order is timed. Rows that are computed here time themselves."""
+    """A delivery whose work on the results of an executor is timed. Steps that run in the consumer time themselves."""
 
     def __init__(self, cursor: Delivery):
         super().__init__(cursor)
         self._delivery = cursor
 
     def pull(self, count: int) -> Block:
-        if self._delivery.is_here:
-            return self._delivery.pull(count)
-        with tally.timed(_DELIVERY) as made:
+        with tally.timed(None if self._delivery.is_here else _DELIVERY) as made:
             made.append(self._delivery.pull(count))
         return made[0]
 
 
 class _Outlet(Same):
-    """What the consumer asks: its waiting is counted."""
+    """The last cursor of a stream. It measures how long the consumer waits."""
 
     def __init__(self, cursor: Cursor, observer: Observer):
         super().__init__(cursor)
@@ -186,7 +185,7 @@ class _Outlet(Same):
 
 
 class _WatchedThread(Same):
-    """What a thread pulls: its stages are timed apart from the consumer's."""
+    """The cursor that a thread pulls ahead. Its stages have a tally of their own."""
 
     kind = THREAD
 
@@ -209,7 +208,7 @@ class _WatchedThread(Same):
 
 
 class _AwaitedCursor(Same):
-    """The rows that a thread has pulled: waiting for it is counted, and belongs to no stage."""
+    """The rows that a thread has pulled. Measures how long the consumer waits for them; no stage gets this time."""
 
     def __init__(self, cursor: ThreadedCursor, thread: _WatchedThread):
         super().__init__(cursor)
@@ -249,7 +248,7 @@ class _WatchedExecutor(ExecutorAround):
         return ticket
 
     def _done(self, done: Future[Any]) -> None:
-        with self._lock:  # whoever waited may be taking it out just now
+        with self._lock:  # otherwise `_remove` on another thread could come between these two lines
             if done in self._under_way:
                 self._under_way[done] = time.perf_counter()
 

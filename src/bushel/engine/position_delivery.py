@@ -44,7 +44,7 @@ class PositionDelivery(Delivery):
         self._in_threads = in_threads
         self._pulls = self._slow = 0
         rows = PlannedRows(program.node, ahead=True)
-        super().__init__(program, _Positions(program.length), rows, placement, options, skips)
+        super().__init__(program, rows, placement, options, skips)
 
     def _pull_here(self, count: int) -> Block | None:
         if self._in_threads is None:  # the same as `_compute`, without its call: this runs for every element
@@ -92,28 +92,17 @@ class PositionDelivery(Delivery):
             return self._runner.marks() if self._made is None else self._made.marks
         return None if self._result is None else self._result.marks[self._given_from : self._row]
 
-
-class _Positions:
-    """Positions of a map node: a mark is an index."""
-
-    def __init__(self, length: int):
-        self._length = length
-        self._next = 0
-
-    def mark(self) -> int:
-        return self._next
-
-    def state_of(self, mark: Mark) -> State:
-        return {"next_index": mark}
-
-    def mark_of(self, state: State) -> int:
-        try:
-            self.set_next_index(read_field(state, "next_index", int))
-        except IndexError as error:
-            raise PositionOutOfRange(str(error), "next_index") from None
-        return self._next
-
-    def set_next_index(self, index: int) -> None:
+    def _find_row(self, index: int) -> int:
         if not 0 <= index <= self._length:
             raise IndexError(f"Checkpoint `next_index` {index} is out of range for dataset of length {self._length}.")
-        self._next = index
+        return index
+
+    def _state_of_rows(self, mark: Mark) -> State:
+        return {"next_index": mark}
+
+    def _mark_of_rows(self, state: State) -> int:
+        index = read_field(state, "next_index", int)
+        try:
+            return self._find_row(index)
+        except IndexError as error:
+            raise PositionOutOfRange(str(error), "next_index") from None

@@ -618,6 +618,11 @@ class Runner:
         return f"bushel: {step.describe()} failed." if known is None else describe_failure(step.describe(), *known)
 
 
+def get_user_error(error: BaseException) -> BaseException:
+    """Return the error that the user should see: that of the element, if a cursor has wrapped it in a RowFailed."""
+    return error.error if isinstance(error, RowFailed) else error
+
+
 def make_state(program: Program, state: dict[str, Any], counts: Sequence[int]) -> dict[str, Any]:
     """Return the state of a program's stream in Grain's form. `state` is that of the rows that it starts from."""
     for step, count in zip(program.counting, counts, strict=True):

@@ -11,9 +11,10 @@ from typing import Any
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.ending_threads import start_thread
-from bushel.base.errors import RowFailed
 from bushel.engine import stall
+from bushel.engine.program import get_user_error
 from bushel.engine.tasks import FORKED
+from bushel.graph.closing import CLOSED
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State
@@ -83,7 +84,7 @@ class ThreadedCursor(Cursor):
         with queue.changed:
             while not queue.ready:
                 if queue.stopped:
-                    raise ValueError("This iterator was closed while its next element was being computed.")
+                    raise ValueError(CLOSED)
                 if not queue.changed.wait(stall.STALL_S):
                     waited_s += stall.STALL_S
                     stall.warn(waited_s, stall.describe_threads(filter(None, [self._thread]), idle=""))
@@ -188,10 +189,8 @@ def _pull_ahead(parent: Cursor, queue: _Queue, skips: Skips | None) -> None:
             try:
                 block = parent.pull(1)
                 item = (blocks.rows_of(block)[0] if len(block) else _END, parent.mark(), skipped)
-            except RowFailed as failed:
-                item = (_Failed(failed.error), None, skipped)
             except BaseException as error:
-                item = (_Failed(error), None, skipped)
+                item = (_Failed(get_user_error(error)), None, skipped)
         with queue.changed:
             queue.ready.append(item)
             queue.pulling = False

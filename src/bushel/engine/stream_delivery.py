@@ -12,6 +12,7 @@ from bushel.engine.delivery import count_skipped
 from bushel.engine.program import Result
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket, wait_and_check
+from bushel.graph.closing import CLOSED
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State
@@ -55,7 +56,7 @@ class StreamDelivery(Cursor):
                 self._restart(self.mark())
             raise
         if self._closed:
-            raise ValueError("This iterator was closed while its next element was being computed.")
+            raise ValueError(CLOSED)
         assert result.states is not None
         self._result, self._row = result, 0
         self._sizer.learn(max(1, len(result.rows)), seconds, measure_result(result))

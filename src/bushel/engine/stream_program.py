@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from bushel.base import blocks
-from bushel.base.errors import RowFailed
 from bushel.base.options import DatasetOptions
 from bushel.engine import tally
-from bushel.engine.program import Announce, Result, Skipped
+from bushel.engine.program import Announce, Result, Skipped, get_user_error
 from bushel.engine.tally import Tally
 from bushel.graph.cursors import Cursor
 from bushel.graph.node import Node, Origin
@@ -89,12 +88,10 @@ class StreamProgram:
             with collect_skips(skips) as skip_notes:
                 try:
                     block = cursor.pull(1)
-                except RowFailed as failed:
-                    failure = failed.error
                 except SystemExit:
                     raise
                 except BaseException as error:
-                    failure = error
+                    failure = get_user_error(error)
             skipped.extend((number, one) for one in skip_notes)
             if failure is not None:
                 break
@@ -125,19 +122,19 @@ class StreamProgram:
 
     def _open_at(self, at: tuple[int, int], state: State | None) -> _Open:
         """Return the stream at a row of a run, for one task alone. Opens it at `state` if it is not open there."""
-        found = None
+        stream = None
         for opened in self._pop_idle():
             if opened.at == at:
-                found = opened
+                stream = opened
             else:
                 opened.cursor.close()
-        if found is None:
+        if stream is None:
             skips = Skips(self.options.skip_limit) if self.skip else None
-            found = _Open(self.open(self.node, self.options, skips), skips)
+            stream = _Open(self.open(self.node, self.options, skips), skips)
             if state is not None:
-                found.cursor.set_state(state)
-                found.cursor.catch_up()
-        return found
+                stream.cursor.set_state(state)
+                stream.cursor.catch_up()
+        return stream
 
     def _pop_idle(self) -> Iterator[_Open]:
         with contextlib.suppress(IndexError):

@@ -1,7 +1,7 @@
-"""Time, elements and bytes of stages, taken where the work is done. What becomes of the figures: see observe.py.
+"""Measures time, elements and bytes of stages, in the process that does the work. observe.py collects the figures.
 
-A graph whose stages are timed is a copy of the user's: each node knows its number, and map nodes are read through
-`Watched`. Without that copy nothing here runs.
+To time the stages of a graph, the engine opens a copy of it in which each node has a number, and each map node is read
+through `Watched`. Without that copy, nothing in this module runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.graph.node import InPlace, MapNode, Node, OneParentMap, Plan, replace_parents
 
 Tally = dict[int, list[float]]
-"""By the number of the stage: elements it gave, seconds that it took itself, bytes of what it gave."""
+"""For the number of each stage: how many elements it made, the seconds of its own work, and the bytes it made."""
 
 _NUMBER = "_stage"
 
@@ -96,29 +96,29 @@ def timed(stage: Node | int | None) -> Iterator[list[Block]]:
 
 
 def get_number(node: Node) -> int | None:
-    """The number of a stage; None where stages are not timed."""
+    """Return the number of a node as a stage; None if stages are not timed."""
     return vars(node).get(_NUMBER)
 
 
 def number_stages(node: Node, stages: list[Node]) -> Any:
-    """A copy of a graph in which every stage knows its number, its place in `stages`, which grows here."""
+    """Return a copy of a graph in which every stage has a number. Appends the stages to `stages`, in that order."""
     copies: dict[int, Node] = {}
 
-    def copied(node: Node) -> Node:
+    def copy_node(node: Node) -> Node:
         if id(node) not in copies:
-            copy = replace_parents(node, copied)
-            if copy is not node and not copy.transparent and copy.seed_for_children is None:  # those cost nothing
+            copy = replace_parents(node, copy_node)
+            if copy is not node and not copy.transparent and copy.seed_for_children is None:  # such nodes take no time
                 vars(copy)[_NUMBER] = len(stages)
                 stages.append(copy)
             copies[id(node)] = Watched(copy) if isinstance(copy, MapNode) else copy
         return copies[id(node)]
 
-    return copied(node)
+    return copy_node(node)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Watched(OneParentMap):
-    """A map node that is timed: planning and reading are entered under its number."""
+    """A map node whose planning and reading are timed, under the number of its parent."""
 
     transparent = True
     takes_a_place = False
@@ -157,7 +157,7 @@ def _count_present(block: Block) -> int:
 
 
 def size_of(block: Block) -> int:
-    """Bytes of the arrays, bytes and texts in a block; of many rows, a few stand for all."""
+    """Return the bytes of the arrays, bytes and texts in a block. If it has many rows, a few of them are measured."""
     if isinstance(block, Columns):
         return sum(leaf.nbytes for leaf in trees.leaves(block.tree))
     some = block[:: -(-len(block) // 8) or 1]

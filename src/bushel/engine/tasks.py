@@ -193,8 +193,8 @@ def _run_until_stopped(
         raise
     except BaseException as error:
         good = low + (at - low) // program.unit * program.unit
-        made = run(program, rows, low, good, count_before) if good > low else make_empty_result(program)
-        return dataclasses.replace(made, failure=made.failure or error)
+        before = run(program, rows, low, good, count_before) if good > low else make_empty_result(program)
+        return dataclasses.replace(before, failure=before.failure or error)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

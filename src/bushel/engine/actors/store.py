@@ -1,4 +1,4 @@
-"""What goes into Ray's object store and comes out of it: programs and rows in, results out.
+"""Programs and rows on their way into Ray's object store, and results on their way out of it.
 
 Ray moves arrays between processes and machines without a pickle: the arrays of one object lie in memory that all
 processes of a machine map. An object stays there as long as somebody holds its reference.
@@ -39,7 +39,7 @@ class StoredProgram:
     arrays: list[np.ndarray | _StoredArray]
 
     def as_arguments(self) -> tuple[Any, ...]:
-        """What an actor is called with. Ray replaces references by what they stand for."""
+        """Return the arguments for `ActorWorker.load`. Ray replaces each reference by its object."""
         return self.pickled, *(array.ref if isinstance(array, _StoredArray) else array for array in self.arrays)
 
 
@@ -60,7 +60,7 @@ class SharedArrays:
     def __init__(self, ray: Any, store_bytes: int):
         self._ray = ray
         self._store_bytes = store_bytes
-        # By address and size. Programs hold the arrays; an array is gone when the last program that needs it is.
+        # By address and size. Programs hold the arrays: an array is freed with the last program that needs it.
         self._arrays: weakref.WeakValueDictionary[tuple[int, int], _StoredArray] = weakref.WeakValueDictionary()
 
     def put_program(self, program: Any) -> StoredProgram:
@@ -91,10 +91,10 @@ class SharedArrays:
 
 
 def take_out(buffer: ResultBuffer, job: Job, pickled: Any, arrays: list[np.ndarray]) -> tuple[wire.Packed, Any]:
-    """Copies a result into memory of this process, and enters it into the account. Returns also its slot, if any.
+    """Copy a result into memory of this process, and add it to the buffer. Returns it, and the memory of its slot.
 
-    The copy makes arrays that may be written to, as those of worker processes are. And it frees the object store: how
-    long the consumer keeps its batches does not matter to Ray.
+    The user may write into the copies, as into the arrays of worker processes. The object in Ray's store is free again
+    at once, however long the consumer keeps its batches.
     """
     body = bytes(pickled.data) if isinstance(pickled, np.ndarray) else pickled
     places, end = wire.lay_out(array.nbytes for array in arrays)

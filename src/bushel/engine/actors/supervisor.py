@@ -290,7 +290,7 @@ class ActorSupervisor(PoolSupervisor[Member]):
                     name=f"{self._pool_name}-announcer-{next(self._names)}",
                     num_cpus=0,
                     scheduling_strategy=here,
-                    max_restarts=-1,  # what it knew may be lost: it is told anew before each element
+                    max_restarts=-1,  # it may forget what it knew: workers announce each element anew
                     max_task_retries=-1,
                 )
                 .remote()
@@ -305,7 +305,7 @@ class ActorSupervisor(PoolSupervisor[Member]):
             names = [member.name for member in members]
             answers = self._ray.get(self._announcer.read.remote(names), timeout=_ANSWER_S)
         except self._ray.exceptions.RayError:
-            self._announcer = None  # its machine is gone: the next careful job gets another one
+            self._announcer = None  # its machine is dead: the next job that announces elements gets another one
             return
         for member in members:
             number, low, high, ago_s = answers.get(member.name, (-1, 0, 0, 0.0))
@@ -314,7 +314,7 @@ class ActorSupervisor(PoolSupervisor[Member]):
                 job.announced, member.busy_since = (low, high), time.monotonic() - ago_s
 
     def _drop_events(self) -> None:
-        """Empties the queue once nobody takes events out of it: they hold references to objects."""
+        """Empty the queue after the thread has ended: events hold references to objects in the store."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._events.get_nowait()

@@ -1,4 +1,4 @@
-"""What runs in an actor: it receives programs and tasks, and returns results. Who calls it is in supervisor.py.
+"""The code that runs in an actor: it receives programs and tasks, and returns results. supervisor.py calls it.
 
 Ray calls the methods of an actor one after the other, in the order in which the consumer has called them.
 """
@@ -35,12 +35,12 @@ _BESIDE_BYTES = 1 << 16  # a longer pickle of rows travels like an array, and no
 _KEPT_BYTES = 64 << 20  # how much freed memory an actor keeps, so that the next block need not ask for it again
 
 Answer = tuple[Any, ...]
-"""What a method returns: a kind, as a str, and what belongs to it."""
+"""The return value of a method: the kind of the answer, as a str, and its parts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What an actor needs to know before its first task."""
+    """The environment of an actor, and the user's `worker_init_fn`."""
 
     folder: str
     search_path: list[str]

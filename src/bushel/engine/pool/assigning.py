@@ -1,4 +1,4 @@
-"""Which job of a pool begins next, and which worker gets it. Sending the job there is the supervisor's part.
+"""Chooses the job of a pool that begins next, and the worker that gets it. The supervisor sends it there.
 
 No budget may stop a run. A job can wait for nothing but the counts of earlier blocks of its ledger, so three rules are
 enough:

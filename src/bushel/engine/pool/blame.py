@@ -1,4 +1,4 @@
-"""Which element has killed worker processes, and the error that says so. Replacing workers is the supervisor's part."""
+"""Finds the element that has killed workers, and makes the error that says so. The supervisor replaces the workers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Blame:
             job.killed_at = places
 
     def record_death(self, job: Job | None) -> Job | None:
-        """Takes note of the death of a worker that computed `job`. Returns it if an element of it is to blame."""
+        """Record the death of a worker that computed `job`. Returns the job if one of its elements is to blame."""
         now = time.monotonic()
         if job is None:
             self._unexplained.append(_Death(now, -1, 0, 0, announced=False))

@@ -45,7 +45,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     """
 
     kind: ClassVar[str]
-    """What the workers are called in messages."""
+    """The name of the workers in messages."""
     stop_s: ClassVar[float]
     """How long `stop` waits for the thread."""
 
@@ -102,7 +102,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         return job
 
     def mark_urgent(self, job: Job) -> None:
-        """Takes note that the consumer waits for this job: it begins even if the buffer is full."""
+        """Record that the consumer waits for this job: it begins even if the buffer is full."""
         self._check_owner()
         job.urgent = True
         if not job.assigned:
@@ -117,10 +117,10 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         for worker in list(self.workers):
             jobs, since = list(worker.jobs), worker.busy_since  # copies: the worker may finish meanwhile
             if jobs and since is not None:
-                what = jobs[0].task.program.describe_elements(*(jobs[0].announced or (jobs[0].task.low, jobs[0].high)))
-                stack = self._read_stack(worker) if job in jobs else ""
-                seconds = time.monotonic() - since
-                lines.append(f"{self._describe_worker(worker)} has been computing {what} for {seconds:.1f} s" + stack)
+                first, seconds = jobs[0], time.monotonic() - since
+                what = first.task.program.describe_elements(*(first.announced or (first.task.low, first.high)))
+                stack = self._read_stack(worker) if job in jobs else "."
+                lines.append(f"{self._describe_worker(worker)} has been computing {what} for {seconds:.1f} s{stack}")
         return "\n".join([*lines, *self._describe_start()]) or "No worker has begun to compute it."
 
     def forget(self, tickets: list[Ticket]) -> None:
@@ -200,7 +200,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
 
     @abc.abstractmethod
     def _explain_deaths(self, worker: W) -> str:
-        """What else is known when workers die one after the other, as the end of a sentence; "" if nothing."""
+        """Return the likely cause if workers die one after the other, as the end of a sentence."""
 
     @optional
     def describe_nodes(self) -> tuple[str, ...]:
@@ -290,7 +290,8 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     def _settle(self, job: Job, outcome: Any) -> None:
         """Ends a job with its result or its error."""
         job.return_slot()
-        # In this order: `_fail_all` tells the jobs in `_jobs` of the pool's end, so a job leaves only with an outcome.
+        # In this order: `_fail_all` settles the jobs in `_jobs`. A job that had left it without an outcome would never
+        # get one, and the consumer would wait for ever.
         job.settle(outcome)
         self._drop_job(job)
         if job.task.asks:

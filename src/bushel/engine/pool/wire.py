@@ -101,7 +101,7 @@ _from_pipelines: set[str] = set()
 
 @contextlib.contextmanager
 def track_pipeline_classes() -> Iterator[None]:
-    """In a worker: takes note that the classes which are loaded inside this context come from the consumer.
+    """In a worker: record that the classes which are loaded inside this context come from the consumer.
 
     Only those are sent back by number. A class that was made in the worker is unknown to the consumer.
     """

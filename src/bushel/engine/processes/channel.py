@@ -115,9 +115,10 @@ class Channel:
             # The descriptors of a message arrive with its first byte.
             first, descriptors, _, _ = socket.recv_fds(self.socket, _HEADER.size, _MOST_DESCRIPTORS)
             size, _ = _HEADER.unpack(first + self._receive_bytes(_HEADER.size - len(first)))
-            return pickle.loads(self._receive_bytes(size)), descriptors
+            body = self._receive_bytes(size)
         except OSError as error:
             raise Closed(str(error)) from None
+        return pickle.loads(body), descriptors
 
     def _receive_bytes(self, size: int) -> bytearray:
         data = bytearray(size)

@@ -92,15 +92,15 @@ class Starter:
         self._timer: threading.Timer | None = None  # ends the zygote, if no pool begins before
 
     def add_pool(self) -> None:
-        """Takes note that a pool of workers begins."""
+        """Record that a pool of workers begins."""
         with self._pools_lock:
             self._pools += 1
             timer, self._timer = self._timer, None
         if timer is not None:
-            timer.cancel()  # else a program with many short pools would have as many waiting threads
+            timer.cancel()  # otherwise a program with many short pools would have as many waiting threads
 
     def remove_pool(self) -> None:
-        """Takes note that a pool of workers has ended. Ends the zygote a while after the last one."""
+        """Record that a pool of workers has ended. The zygote ends a while after the last one."""
         with self._pools_lock:
             self._pools -= 1
             last = not self._pools and self._channel is not None
@@ -336,7 +336,7 @@ def main(descriptor: int) -> None:
 
 
 def _run_forked_worker(control: Channel, parent: int, descriptor: int) -> NoReturn:
-    """Runs a worker in a forked child. Never returns: the child would go on as a second zygote."""
+    """Run a worker in a forked child. Never returns: otherwise the child would continue as a second zygote."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # children that the user's function starts are its own to reap
