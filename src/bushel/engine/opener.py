@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import itertools
@@ -198,23 +199,20 @@ class _Opener:
         if self.placement is not None or in_memory:
             return self._open_chain(node, steps, copied)
         # Threads compute only the elements of the map node. The user's functions after it may not be safe in threads.
-        executors: list[Executor] = []
+        started = contextlib.ExitStack()
 
         def in_threads() -> Placement:
             chosen = options or ReadOptions()
-            executors.append(self.observer.watch_executor(Threads(chosen.num_threads)))
-            return Placement(executors[0], chosen.prefetch_buffer_size, chosen.prefetch_buffer_size)
-
-        def end_threads() -> None:
-            for executor in executors:
-                executor.close()
+            executor = self.observer.watch_executor(Threads(chosen.num_threads))
+            started.callback(executor.close)
+            return Placement(executor, chosen.prefetch_buffer_size, chosen.prefetch_buffer_size)
 
         program = self._make_program(node, [], stacked_next=copied and not steps)
         if options is None:
             cursor = PositionDelivery(program, None, self.options, self.skips, in_threads)
         else:
             cursor = PositionDelivery(program, in_threads(), self.options, self.skips)
-        return self.open_steps(_Owner(self.observer.watch_delivery(cursor), end_threads), steps)
+        return self.open_steps(_Owner(self.observer.watch_delivery(cursor), started.close), steps)
 
     def _open_chain(self, node: Elements, steps: list[Step], copied: bool) -> Cursor:
         """Open the elements of a map node and the steps after them: as one program, if no element can be missing."""
@@ -306,7 +304,7 @@ _HOST_BYTES = 1 << 30
 
 
 def _place(node: Ahead, executor: Executor) -> Placement:
-    """Return how far ahead an executor computes for an `mp_prefetch` node: for each worker its own buffer and two."""
+    """Return the placement for an `mp_prefetch` node: each worker may have two blocks, and those of its buffer."""
     return Placement(executor, executor.parallelism * (2 + node.options.per_worker_buffer_size))
 
 

@@ -10,7 +10,7 @@ from bushel.engine.slabs import Arena
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Worker(PoolWorker):
+class Member(PoolWorker):
     """A worker process."""
 
     channel: Channel

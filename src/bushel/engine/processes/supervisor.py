@@ -26,7 +26,7 @@ from bushel.engine.pool.supervisor import PoolSupervisor
 from bushel.engine.pool.worker import NO_ACCELERATOR
 from bushel.engine.processes.channel import Closed
 from bushel.engine.processes.connections import Connections
-from bushel.engine.processes.members import Worker
+from bushel.engine.processes.members import Member
 from bushel.engine.processes.stacks import Stacks
 from bushel.engine.processes.store import SharedObject, share_rows
 from bushel.engine.processes.zygote import FORKS, STARTER, THREADS, kill
@@ -37,7 +37,7 @@ from bushel.engine.tasks import Aborted
 logger = logging.getLogger("bushel")
 
 
-class ProcessSupervisor(PoolSupervisor[Worker]):
+class ProcessSupervisor(PoolSupervisor[Member]):
     """A pool of worker processes and the thread that talks to them. `Processes` documents the arguments."""
 
     kind = "worker processes"
@@ -78,10 +78,10 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
                 self.stop()
             raise
 
-    def _describe_worker(self, worker: Worker) -> str:
+    def _describe_worker(self, worker: Member) -> str:
         return f"Worker {worker.index} (process {worker.pid})"
 
-    def _read_stack(self, worker: Worker) -> str:
+    def _read_stack(self, worker: Member) -> str:
         return f":\n{self._stacks.read(worker.pid)}"
 
     def _wake(self) -> None:
@@ -94,7 +94,7 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
         for worker, died in self._connections.wait(0.2 if self._timeout_s is not None else None):
             self._receive(worker, died=died)
 
-    def _receive(self, worker: Worker, *, died: bool) -> None:
+    def _receive(self, worker: Member, *, died: bool) -> None:
         try:
             messages = worker.channel.receive_nowait()
         except Closed:
@@ -135,7 +135,7 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
             logger.warning("No more than %d worker processes could be started (%s).", len(self.workers), error)
             self._active = len(self.workers)
 
-    def _send_job(self, worker: Worker, job: Job) -> None:
+    def _send_job(self, worker: Member, job: Job) -> None:
         job.slot = self.buffer.grant_slot(sum(held.slot is not None for one in self.workers for held in one.jobs))
         if job.program not in worker.programs:
             program = self._programs.get(job.program)
@@ -156,41 +156,41 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
         rest = (job.task.counts, slot, job.deaths > 0, job.row_by_row, given)
         self._connections.send(worker, "task", *numbers, *rest, descriptors=descriptors)
 
-    def _send_forget(self, worker: Worker, program: int) -> None:
+    def _send_forget(self, worker: Member, program: int) -> None:
         self._connections.send(worker, "forget", program)
 
     # What workers send: `_on_<kind>` handles a message of that kind.
 
-    def _on_begun(self, worker: Worker, number: int) -> None:
+    def _on_begun(self, worker: Member, number: int) -> None:
         worker.busy_since = time.monotonic()
         self._has_begun_a_job = True
 
-    def _on_at(self, worker: Worker, number: int, low: int, high: int) -> None:
+    def _on_at(self, worker: Member, number: int, low: int, high: int) -> None:
         self._jobs[number].announced = (low, high)
         worker.busy_since = time.monotonic()
 
-    def _on_count(self, worker: Worker, number: int, step: int, count: int) -> None:
+    def _on_count(self, worker: Member, number: int, step: int, count: int) -> None:
         job = self._jobs[number]
         job.task.ledger.report(step, job.task.number, count)
         job.count_request, job.counted = (step, count), step + 1
 
-    def _on_done(self, worker: Worker, number: int, packed: wire.Packed, details: Details, seconds: float) -> None:
+    def _on_done(self, worker: Member, number: int, packed: wire.Packed, details: Details, seconds: float) -> None:
         memory = self.buffer.add_result(worker.jobs[0], packed)
         self._finish_first(worker, number, (packed, details, memory, seconds))
 
-    def _on_misfit(self, worker: Worker, number: int) -> None:
+    def _on_misfit(self, worker: Member, number: int) -> None:
         self._finish_first(worker, number, Misfit())
 
-    def _on_aborted(self, worker: Worker, number: int) -> None:
+    def _on_aborted(self, worker: Member, number: int) -> None:
         self._finish_first(worker, number, Aborted())
 
-    def _on_failed(self, worker: Worker, number: int, pickled: bytes, text: str) -> None:
+    def _on_failed(self, worker: Member, number: int, pickled: bytes, text: str) -> None:
         self._finish_first(worker, number, unpack_error(pickled, text))
 
-    def _on_broken(self, worker: Worker, what: str, pickled: bytes, text: str) -> None:
+    def _on_broken(self, worker: Member, what: str, pickled: bytes, text: str) -> None:
         self._report_broken(worker, what, unpack_error(pickled, text))
 
-    def _finish_first(self, worker: Worker, number: int, outcome: Any) -> None:
+    def _finish_first(self, worker: Member, number: int, outcome: Any) -> None:
         assert worker.jobs[0].number == number, "workers answer in order"
         worker.busy_since = None
         self._finish(worker, worker.jobs[0], outcome)
@@ -198,23 +198,23 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
     # Workers that start, that are killed, and that die.
 
     def _start_worker(self, index: int) -> None:
-        worker = Worker(index, *STARTER.start(fork=FORKS and not self._portable))
+        worker = Member(index, *STARTER.start(fork=FORKS and not self._portable))
         self._connections.add(worker)
         self._connections.send(worker, "stacks", descriptors=(self._stacks.descriptor,))
         self._connections.send(worker, "setup", *self._environment, self._init, index, self._num_workers)
         self.workers.append(worker)
 
-    def _kill(self, worker: Worker) -> None:
+    def _kill(self, worker: Member) -> None:
         kill(worker.pid)
 
-    def _replace_worker(self, worker: Worker) -> None:
+    def _replace_worker(self, worker: Member) -> None:
         """Starts a worker in the place of a dead one."""
         self._connections.remove(worker)
         self.workers.remove(worker)
         if self._take_over_jobs(worker, STARTER.describe_end(worker.pid)):
             self._start_worker(worker.index)
 
-    def _explain_deaths(self, worker: Worker) -> str:
+    def _explain_deaths(self, worker: Member) -> str:
         return "." if self._init_name is None or self._has_begun_a_job else f", in worker_init_fn={self._init_name}."
 
     def _end_workers(self) -> None:
