@@ -12,6 +12,7 @@ from bushel.engine.actors.supervisor import ActorSupervisor
 from bushel.engine.dma import DmaMapper
 from bushel.engine.pool.autotune import Tuned
 from bushel.engine.pool.executor import PooledExecutor, count_results
+from bushel.engine.pool.jobs import PoolOptions
 from bushel.engine.tasks import Executor
 
 DEFAULT_BUDGET_BYTES = 1 << 30
@@ -51,14 +52,12 @@ class Actors(PooledExecutor[ActorSupervisor]):
         resources = {"CPU": 1} if resources is None else resources
         if num_workers is None:
             num_workers = max(1, cluster.count_room(ray, resources), at_first or 1)
-        self.parallelism = num_workers
         store_bytes = int(STORE_SHARE * cluster.measure_smallest_store(ray))
         budget_bytes = budget_bytes or min(DEFAULT_BUDGET_BYTES, store_bytes)
-        self.block_bytes = min(self.block_bytes, min(budget_bytes, store_bytes) // count_results(num_workers))
-        self.keeps_all = timeout_s is not None or init is not None
+        block_bytes = min(self.block_bytes, min(budget_bytes, store_bytes) // count_results(num_workers))
         first = num_workers if at_first is None else min(at_first, num_workers)
-        limits = budget_bytes, self.block_bytes, store_bytes, timeout_s
-        super().__init__(ActorSupervisor(ray, num_workers, first, init, resources, *limits, mapper))
+        options = PoolOptions(num_workers, first, init, timeout_s, budget_bytes, block_bytes, mapper)
+        super().__init__(options, ActorSupervisor(ray, options, resources, store_bytes))
 
 
 def start_actors(

@@ -26,11 +26,9 @@ from bushel.base.errors import add_note
 from bushel.engine.actors import cluster, store
 from bushel.engine.actors.members import Member, NodeFigures, describe_death
 from bushel.engine.actors.worker import ActorWorker, Announcer, Place, Setup, TaskParts
-from bushel.engine.dma import DmaMapper
 from bushel.engine.pool import shipping, wire
 from bushel.engine.pool.exceptions import unpack_error
-from bushel.engine.pool.jobs import Job
-from bushel.engine.pool.result_buffer import ResultBuffer
+from bushel.engine.pool.jobs import Job, PoolOptions
 from bushel.engine.pool.supervisor import PoolSupervisor
 from bushel.engine.pool.worker import NO_ACCELERATOR
 from bushel.engine.program import Misfit
@@ -42,27 +40,20 @@ _ANSWER_S = 10.0  # how long the announcer may take to answer
 
 
 class ActorSupervisor(PoolSupervisor[Member]):
-    """A pool of actors and the thread that talks to them. `Actors` documents the arguments."""
+    """A pool of actors and the thread that talks to them.
+
+    Args:
+      ray: the module.
+      options: the size of the pool and its limits.
+      resources: what Ray reserves for each actor.
+      store_bytes: how many bytes of the smallest object store of the cluster this pool may use.
+    """
 
     kind = "actors"
     stop_s = 10.0
 
-    def __init__(
-        self,
-        ray: Any,
-        num_workers: int,
-        at_first: int,
-        init: Any,
-        resources: Mapping[str, float],
-        budget_bytes: int,
-        block_bytes: int,
-        store_bytes: int,
-        timeout_s: float | None,
-        mapper: DmaMapper | None,
-    ):
-        programs = shipping.ProgramTable(store.SharedArrays(ray, store_bytes).put_program)
-        buffer = ResultBuffer(budget_bytes, block_bytes, num_workers, mapper=mapper)
-        super().__init__(num_workers, at_first, init, timeout_s, programs, buffer)
+    def __init__(self, ray: Any, options: PoolOptions, resources: Mapping[str, float], store_bytes: int):
+        super().__init__(options, shipping.ProgramTable(store.SharedArrays(ray, store_bytes).put_program))
         self._ray = ray
         self._resources = dict(resources)
         self._setup = functools.partial(
@@ -70,8 +61,8 @@ class ActorSupervisor(PoolSupervisor[Member]):
             clean_python.folder(),
             clean_python.search_path(),
             {} if resources.get("GPU") else NO_ACCELERATOR,
-            shipping.share(wire.dumps, init, lambda: "worker_init_fn"),
-            count=num_workers,
+            shipping.share(wire.dumps, options.init, lambda: "worker_init_fn"),
+            count=options.num_workers,
             version=cluster.read_version(),
         )
         self._pool_name = f"bushel-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
@@ -82,7 +73,7 @@ class ActorSupervisor(PoolSupervisor[Member]):
         self.nodes: dict[str, NodeFigures] = {}
         self._announcer: Any = None
         self._ended = False
-        for index in range(at_first):
+        for index in range(options.at_first):
             self._start_worker(index)
         self._thread.start()
 

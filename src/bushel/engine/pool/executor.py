@@ -13,7 +13,7 @@ from bushel.engine import stall
 from bushel.engine.figures import Pool
 from bushel.engine.pool import wire
 from bushel.engine.pool.assigning import JOBS_PER_WORKER
-from bushel.engine.pool.jobs import Job
+from bushel.engine.pool.jobs import Job, PoolOptions
 from bushel.engine.pool.results import Details, convert_rows, locate_rebuild_error, unpack_result
 from bushel.engine.pool.supervisor import PoolSupervisor
 from bushel.engine.program import Result
@@ -26,10 +26,14 @@ class PooledExecutor(Executor, Generic[S]):
     """An executor whose workers a supervisor runs. The consumer holds it, waits for results and unpacks them.
 
     Args:
+      options: the size of the pool and its limits.
       supervisor: has started its workers and its thread. It ends when this executor is closed or collected.
     """
 
-    def __init__(self, supervisor: S):
+    def __init__(self, options: PoolOptions, supervisor: S):
+        self.parallelism = options.num_workers
+        self.block_bytes = options.block_bytes
+        self.keeps_all = options.timeout_s is not None or options.init is not None
         self._supervisor = supervisor
         # Ends the workers when this handle is collected. The pool's thread refers to the supervisor only, never to the
         # handle; otherwise an iterator that nobody closes would keep its workers for ever.

@@ -9,14 +9,36 @@ import collections
 import contextlib
 import dataclasses
 import logging
+from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 from typing import Any, NamedTuple
 
 from bushel.base.errors import WorkerDied
+from bushel.engine.dma import DmaMapper
 from bushel.engine.slabs import Arena
 from bushel.engine.tasks import Ticket
 
 logger = logging.getLogger("bushel")
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolOptions:
+    """The size of a pool and its limits."""
+
+    num_workers: int
+    """How many workers there are at most."""
+    at_first: int
+    """How many of them get jobs until `resize` is called."""
+    init: Callable[[int, int], None] | None
+    """The user's `worker_init_fn`."""
+    timeout_s: float | None
+    """An element that takes longer is treated like an element that kills its worker; None waits for ever."""
+    budget_bytes: int
+    """How many bytes all results may have that wait for the consumer."""
+    block_bytes: int
+    """How many bytes a result usually has at most. A result that is a single large row may be larger."""
+    mapper: DmaMapper | None
+    """Maps the slots that hold results, so that a GPU can read them by itself."""
 
 
 class GrantedSlot(NamedTuple):

@@ -7,8 +7,7 @@ import mmap
 import os
 
 from bushel.base.memory import ALIGNMENT
-from bushel.engine.dma import DmaMapper
-from bushel.engine.pool.jobs import Footprint, GrantedSlot, Job
+from bushel.engine.pool.jobs import Footprint, GrantedSlot, Job, PoolOptions
 from bushel.engine.pool.wire import Packed
 from bushel.engine.slabs import Arena, uses_temporary_file
 
@@ -22,28 +21,14 @@ class ResultBuffer:
     jobs until the consumer has released results.
 
     Args:
-      budget_bytes: the budget.
-      block_bytes: how large a result usually is at most. A result that is a single large row may be larger.
-      num_workers: how many workers write results.
+      options: the budget, the usual size of results, and how many workers write them.
       portable: uses a temporary file for the arena, which works on every system, and no memfd.
-      mapper: maps the slots that hold results, so that a GPU can read them by itself.
     """
 
-    def __init__(
-        self,
-        budget_bytes: int,
-        block_bytes: int,
-        num_workers: int,
-        *,
-        portable: bool = False,
-        mapper: DmaMapper | None = None,
-    ):
+    def __init__(self, options: PoolOptions, *, portable: bool = False):
         self.arena: Arena | None = None
-        self._budget_bytes = budget_bytes
-        self._block_bytes = block_bytes
-        self._num_workers = num_workers
+        self._options = options
         self._portable = portable
-        self._mapper = mapper
         self._largest_bytes = 0
         self._latest_heap_bytes = 0
         self._old_arenas: list[Arena] = []  # their slots were too small, but arrays still look into them
@@ -64,7 +49,7 @@ class ResultBuffer:
             used_bytes += held * self.arena.slot_bytes
         self._old_arenas = [arena for arena in self._old_arenas if arena.count_held()]
         used_bytes += sum(arena.count_held() * arena.slot_bytes for arena in self._old_arenas)
-        return used_bytes > self._budget_bytes
+        return used_bytes > self._options.budget_bytes
 
     def grant_slot(self, running_jobs: int) -> GrantedSlot | None:
         """A slot for a result; None if there is no arena, or no free slot.
@@ -75,7 +60,7 @@ class ResultBuffer:
         if self.arena is None and not self._largest_bytes and not uses_temporary_file(portable=self._portable):
             # Nobody knows yet how large results are. Memory that is not written to costs nothing, so each worker gets
             # as much as there is. In a temporary file room is reserved, so there the first results are sent as copies.
-            self._make_arena(self._budget_bytes // (self._num_workers + 4))
+            self._make_arena(self._options.budget_bytes // (self._options.num_workers + 4))
         if self.arena is None:
             return None
         slot = self.arena.grant()
@@ -96,8 +81,10 @@ class ResultBuffer:
         self._unreleased.append(job.footprint)
         self._largest_bytes = max(self._largest_bytes, packed.slot_bytes)
         self._fit_arena()
-        if self._mapper is not None and self.arena is not None and job.footprint.arena is self.arena:
-            self._mapper.map(self.arena, slot)  # now and not when it was granted: the worker has touched its pages
+        if self._options.mapper is not None and self.arena is not None and job.footprint.arena is self.arena:
+            self._options.mapper.map(
+                self.arena, slot
+            )  # now and not when it was granted: the worker has touched its pages
         return memory
 
     def _fit_arena(self) -> None:
@@ -106,7 +93,7 @@ class ResultBuffer:
         Large slots cost nothing: a page of memory that was never written to does not exist, and the arena grants the
         slot that was used last first. But there are fewer of them.
         """
-        wanted = max(int(1.25 * self._block_bytes), int(1.25 * self._largest_bytes), ALIGNMENT)
+        wanted = max(int(1.25 * self._options.block_bytes), int(1.25 * self._largest_bytes), ALIGNMENT)
         if self.arena is None or not wanted <= self.arena.slot_bytes <= max(2 * wanted, mmap.PAGESIZE):
             self._make_arena(wanted)
 
@@ -114,7 +101,7 @@ class ResultBuffer:
         """Makes an arena with slots of this size, in the place of the present one, if the budget has room for two."""
         self.close()
         slot_bytes = max(slot_bytes, ALIGNMENT)
-        count = min(self._budget_bytes, _count_memory_bytes()) // slot_bytes
+        count = min(self._options.budget_bytes, _count_memory_bytes()) // slot_bytes
         if self._has_shared_memory and count >= 2:
             try:
                 self.arena = Arena(slot_bytes, count, portable=self._portable)
@@ -134,15 +121,15 @@ class ResultBuffer:
                 held,
                 arena.slots,
                 arena.slot_bytes / 1e6,
-                self._budget_bytes,
+                self._options.budget_bytes,
             )
 
     def close(self) -> None:
         """Closes the arena. Its memory stays as long as arrays look into it."""
         if self.arena is not None:
             self.arena.close()
-            if self._mapper is not None:
-                self._mapper.close(self.arena)
+            if self._options.mapper is not None:
+                self._options.mapper.close(self.arena)
             self._old_arenas.append(self.arena)
             self.arena = None
 

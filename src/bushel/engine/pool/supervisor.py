@@ -11,7 +11,6 @@ import collections
 import os
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -21,7 +20,7 @@ from bushel.base.transforms import short_name
 from bushel.engine.pool import shipping, wire
 from bushel.engine.pool.assigning import choose_job
 from bushel.engine.pool.blame import Blame
-from bushel.engine.pool.jobs import Job, PoolWorker
+from bushel.engine.pool.jobs import Job, PoolOptions, PoolWorker
 from bushel.engine.pool.result_buffer import ResultBuffer
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import FORKED, Aborted, Task, Ticket
@@ -36,12 +35,9 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     workers and then the thread, as the last steps of `__init__`.
 
     Args:
-      num_workers: how many workers there are at most.
-      at_first: how many of them get jobs until `resize` is called.
-      init: the user's `worker_init_fn`.
-      timeout_s: an element that takes longer is treated like an element that kills its worker; None waits for ever.
+      options: the size of the pool and its limits.
       programs: the programs that workers have received, or will receive.
-      buffer: the memory of finished results.
+      portable: keeps results in a temporary file, which works on every system, and in no memfd.
     """
 
     kind: ClassVar[str]
@@ -49,30 +45,22 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     stop_s: ClassVar[float]
     """How long `stop` waits for the thread."""
 
-    def __init__(
-        self,
-        num_workers: int,
-        at_first: int,
-        init: Callable[[int, int], None] | None,
-        timeout_s: float | None,
-        programs: shipping.ProgramTable[Any],
-        buffer: ResultBuffer,
-    ):
+    def __init__(self, options: PoolOptions, programs: shipping.ProgramTable[Any], *, portable: bool = False):
         self._owner = os.getpid()
-        self._num_workers = num_workers
-        self._active = at_first  # workers with an index below it get jobs
-        self._init_name = None if init is None else short_name(init)
-        self._timeout_s = timeout_s
+        self._num_workers = options.num_workers
+        self._active = options.at_first  # workers with an index below it get jobs
+        self._init_name = None if options.init is None else short_name(options.init)
+        self._timeout_s = options.timeout_s
         self._lock = threading.RLock()
         self._waiting: collections.deque[Job] = collections.deque()  # no worker has them, in the order of their numbers
         self._jobs: dict[int, Job] = {}  # all jobs without a result
         self._next_job = 0
         self._programs = programs
-        self.buffer = buffer
+        self.buffer = ResultBuffer(options, portable=portable)
         self.workers: list[W] = []
         self.deaths = 0
         self._deaths_in_a_row = 0
-        self._blame = Blame(timeout_s)
+        self._blame = Blame(options.timeout_s)
         self._stopping = False
         self._ended_by: BaseException | None = None
         self._reraises = False  # whether `submit` raises that error itself, because it came from a worker

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bushel.engine.dma import DmaMapper
 from bushel.engine.pool.executor import PooledExecutor, count_results
+from bushel.engine.pool.jobs import PoolOptions
 from bushel.engine.processes.supervisor import ProcessSupervisor
 
 DEFAULT_BUDGET_BYTES = 1 << 30
@@ -37,13 +38,10 @@ class Processes(PooledExecutor[ProcessSupervisor]):
         at_first: int | None = None,
         mapper: DmaMapper | None = None,
     ):
-        self.parallelism = num_workers
-        self.block_bytes = min(self.block_bytes, budget_bytes // (2 * count_results(num_workers)))
-        self.keeps_all = timeout_s is not None or init is not None
+        block_bytes = min(self.block_bytes, budget_bytes // (2 * count_results(num_workers)))
         first = num_workers if at_first is None else at_first
-        super().__init__(
-            ProcessSupervisor(num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first, mapper)
-        )
+        options = PoolOptions(num_workers, first, init, timeout_s, budget_bytes, block_bytes, mapper)
+        super().__init__(options, ProcessSupervisor(options, portable=portable))
 
     def pids(self) -> list[int]:
         """The process numbers of the workers."""

@@ -16,11 +16,9 @@ import weakref
 from typing import Any
 
 from bushel.base import clean_python
-from bushel.engine.dma import DmaMapper
 from bushel.engine.pool import shipping, wire
 from bushel.engine.pool.exceptions import unpack_error
-from bushel.engine.pool.jobs import Job
-from bushel.engine.pool.result_buffer import ResultBuffer
+from bushel.engine.pool.jobs import Job, PoolOptions
 from bushel.engine.pool.results import Details
 from bushel.engine.pool.supervisor import PoolSupervisor
 from bushel.engine.pool.worker import NO_ACCELERATOR
@@ -38,27 +36,16 @@ logger = logging.getLogger("bushel")
 
 
 class ProcessSupervisor(PoolSupervisor[Member]):
-    """A pool of worker processes and the thread that talks to them. `Processes` documents the arguments."""
+    """A pool of worker processes and the thread that talks to them."""
 
     kind = "worker processes"
     stop_s = 3.0  # the thread may wait until the system has started a worker; then the other workers are killed
 
-    def __init__(
-        self,
-        num_workers: int,
-        init: Any,
-        budget_bytes: int,
-        block_bytes: int,
-        timeout_s: float | None,
-        portable: bool,
-        at_first: int,
-        mapper: DmaMapper | None = None,
-    ):
+    def __init__(self, options: PoolOptions, *, portable: bool):
         programs = shipping.ProgramTable(functools.partial(SharedObject, portable=portable))
-        buffer = ResultBuffer(budget_bytes, block_bytes, num_workers, portable=portable, mapper=mapper)
-        super().__init__(num_workers, at_first, init, timeout_s, programs, buffer)
+        super().__init__(options, programs, portable=portable)
         self._portable = portable
-        self._init = shipping.share(wire.dumps, init, lambda: "worker_init_fn")
+        self._init = shipping.share(wire.dumps, options.init, lambda: "worker_init_fn")
         # Taken once, so that a worker that starts later sees the same environment as the first ones.
         variables = {**THREADS, **os.environ, **NO_ACCELERATOR}
         self._environment = clean_python.folder(), clean_python.search_path(), variables
@@ -67,7 +54,7 @@ class ProcessSupervisor(PoolSupervisor[Member]):
         self._stacks = Stacks(portable=portable)
         STARTER.add_pool()
         try:
-            for index in range(at_first):
+            for index in range(options.at_first):
                 self._start_worker(index)
             SUPERVISORS.add(self)
             self._thread.start()
