@@ -34,7 +34,7 @@ import ray
 
 import bushel
 from bushel.engine.actors.executor import Actors
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
 from bushel.engine.program import Program
 from bushel.engine.tasks import Executor, Ledger, Task
 

@@ -22,22 +22,16 @@ CHECKED_FOLDERS = ("src", "tests", "examples", "benchmarks")
 
 OF_WORKERS = ("delivery", "faults", "processes", "slabs", "stall", "wire", "zygote")
 OF_DELIVERY = ("delivery", "executors", "in_place", "progress", "pulling", "skip_counts", "stages", "trouble")
-ENGINE_TESTS = dict.fromkeys(
+ENGINE_TESTS = dict.fromkeys(("pool", "processes", "slabs"), OF_WORKERS) | dict.fromkeys(
     (
-        *("assigning", "blame", "by_value", "connections", "pool", "processes", "shipping"),
-        *("slabs", "supervisor", "wire", "worker", "zygote"),
-    ),
-    OF_WORKERS,
-) | dict.fromkeys(
-    (
-        *("block_size", "delivery", "drawn", "opener", "positions", "program", "pulling"),
+        *("block_size", "delivery", "drawn_delivery", "opener", "position_delivery", "program", "pulling"),
         *("stream_delivery", "stream_program", "tasks"),
     ),
     OF_DELIVERY,
 )
-"""The tests in `tests/engine` of a module in `src/bushel/engine`. All of them would take `make quick` two minutes.
+"""The tests in `tests/engine` of a module or package in `src/bushel/engine`.
 
-A module that is not named here has all tests of the folder.
+All of them would take `make quick` two minutes. One that is not named here has all tests of the folder.
 """
 
 
@@ -71,8 +65,9 @@ def _tests_of_one(path: PurePosixPath, root: Path) -> list[str]:
     if path.is_relative_to(LIBRARY) and path.suffix == ".py":
         package = path.relative_to(LIBRARY).parent.parts[:1]
         named = [str(test.relative_to(root)) for test in (root / "tests").rglob(f"test_{path.stem}.py")]
-        if package == ("engine",) and path.stem in ENGINE_TESTS:
-            named += [f"tests/engine/test_{name}.py" for name in ENGINE_TESTS[path.stem]]
+        part = path.relative_to(LIBRARY).with_suffix("").parts[1:2] if package == ("engine",) else ()
+        if part and part[0] in ENGINE_TESTS:
+            named += [f"tests/engine/test_{name}.py" for name in ENGINE_TESTS[part[0]]]
         else:
             named += [f"tests/{name}" for name in package] + [f"tests/test_{name}.py" for name in package]
         if not any((root / test).exists() for test in named):

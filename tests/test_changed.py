@@ -50,9 +50,10 @@ def test_a_file_in_a_listed_folder_is_not_listed_again():
 
 @pytest.mark.parametrize("name", sorted(ENGINE_TESTS))
 def test_the_table_of_the_engine_names_modules_and_tests(name):
-    assert (ROOT / LIBRARY / "engine" / f"{name}.py").is_file()
+    path = LIBRARY / "engine" / (name if (ROOT / LIBRARY / "engine" / name).is_dir() else f"{name}.py")
+    assert (ROOT / path).exists()
     assert [test for test in ENGINE_TESTS[name] if not (ROOT / f"tests/engine/test_{test}.py").is_file()] == []
-    tests = find_tests([f"src/bushel/engine/{name}.py"])
+    tests = find_tests([str(path) if path.suffix else f"{path}/any_module.py"])
     assert {f"tests/engine/test_{test}.py" for test in ENGINE_TESTS[name]} <= set(tests)
     assert "tests/engine" not in tests
 
@@ -61,8 +62,8 @@ def test_the_table_of_the_engine_names_modules_and_tests(name):
     ("changed", "among", "not_among"),
     [
         (
-            "src/bushel/engine/wire.py",
-            ["src/bushel/engine/worker.py", "tests/engine/test_wire.py"],
+            "src/bushel/engine/pool/wire.py",
+            ["src/bushel/engine/processes/worker.py", "tests/engine/test_wire.py"],
             ["tests/recipes.py"],
         ),
         ("src/bushel/engine/deleted.py", [], ["src/bushel/engine/deleted.py"]),

@@ -24,11 +24,12 @@ import strategies
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from recipes import as_stream
+from stepped import Stepped
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine.processes import Processes
-from bushel.engine.tasks import Executor, Stepped, Threads
+from bushel.engine.processes.executor import Processes
+from bushel.engine.tasks import Executor, Threads
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 

@@ -40,6 +40,21 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
+# The same inside the engine: programs, then what pools share, then the pools, then who delivers their rows.
+ENGINE_LAYERS = [
+    {"figures", "round_trips", "slabs", "stall", "tally"},
+    {"dma", "program"},
+    {"block_size", "stream_program"},
+    {"tasks"},
+    {"pool"},
+    {"actors", "processes"},
+    {"delivery", "host_memory", "pulling", "report", "transfer"},
+    {"drawn_delivery", "position_delivery", "stream_delivery"},
+    {"observe"},
+    {"opener"},
+]
+ENGINE_RANK = {name: rank for rank, names in enumerate(ENGINE_LAYERS) for name in names}
+
 # Narrower than its row allows: jit runs inside jax.jit and must not reach for the host's pipeline. Sources: decoders.
 JIT_LIBRARY = {"base", "index", "sources", "state"}
 JIT_OUTSIDE = {"jax", "numpy"}
@@ -140,10 +155,24 @@ def complaint(layer: str, name: str, root: Path) -> str | None:
         return f"{root.name} itself stands above everything. Import from the module that defines the name."
     if layer == "jit" and target not in {"jit", *JIT_LIBRARY}:
         return f"jit may import only {', '.join(sorted(JIT_LIBRARY))} from {root.name}."
-    if target == layer or RANK[target] < RANK[layer]:
+    return None if target == layer else _compare(layer, target, RANK)
+
+
+def _compare(layer: str, target: str, ranks: dict[str, int]) -> str | None:
+    if ranks[target] < ranks[layer]:
         return None
-    where = "is in the same row as" if RANK[target] == RANK[layer] else "stands above"
+    where = "is in the same row as" if ranks[target] == ranks[layer] else "stands above"
     return f"{target} {where} {layer}. Import from lower layers only, or move the code down."
+
+
+def complain_inside_engine(layer: str, name: str, root: Path) -> str | None:
+    """The same for an import of `name` from part `layer` of the engine."""
+    target = (name.removeprefix(f"{root.name}.engine.") + ".").partition(".")[0]
+    if not name.startswith(f"{root.name}.engine.") or target == layer:
+        return None
+    if target not in ENGINE_RANK:
+        return f"{target} is no part of the engine. Place it in the table of tests/test_layers.py."
+    return _compare(layer, target, ENGINE_RANK)
 
 
 def violations(root: Path) -> list[str]:
@@ -157,8 +186,15 @@ def violations(root: Path) -> list[str]:
         if layer not in RANK:
             found.append(f"{path}: {layer} has no layer. Place it in the table of tests/test_layers.py.")
             continue
+        part = path.parts[1].removesuffix(".py") if layer == "engine" and path.name != "__init__.py" else None
+        if part is not None and part not in ENGINE_RANK:
+            found.append(f"{path}: {part} has no layer. Place it in the table of tests/test_layers.py.")
+            continue
         for line, name in imported(file, root):
-            if problem := complaint(layer, name, root):
+            problem = complaint(layer, name, root)
+            if problem is None and part is not None:
+                problem = complain_inside_engine(part, name, root)
+            if problem is not None:
                 found.append(f"{path}:{line}: {problem}")
     return list(dict.fromkeys(found))  # one sentence, however many names a line imports
 
@@ -197,6 +233,9 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
         ("samplers.py", "from bushel import dataset\nfrom .columns import Column"),
         ("jit/loader.py", "import math\nimport jax.numpy as jnp\nfrom bushel import base, index, state"),
         ("tools/cli.py", "from bushel import testing, trajectory, jit"),
+        ("engine/__init__.py", "from bushel.engine.opener import open_stream"),
+        ("engine/opener.py", "from bushel.engine import delivery\nfrom bushel.engine.actors.executor import Actors"),
+        ("engine/actors/worker.py", "from bushel.engine.actors import cluster\nfrom bushel.engine.pool import wire"),
     ],
 )
 def test_downward_imports_pass(tmp_path, path, text):
@@ -231,6 +270,14 @@ TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from bushel.da
             "jit may import only base, index, sources, state from bushel.",
         ),
         ("jit/loader.py", "import flax", "jit may import only jax, numpy from outside the library."),
+        ("engine/pool/jobs.py", "from bushel.engine import delivery", "delivery stands above pool."),
+        ("engine/program.py", "from bushel.engine.pool.jobs import Job", "pool stands above program."),
+        (
+            "engine/actors/worker.py",
+            "from bushel.engine.processes.zygote import kill",
+            "processes is in the same row as actors.",
+        ),
+        ("engine/novelty/part.py", "", "engine/novelty/part.py: novelty has no layer."),
         ("dataset.py", "import bushel", "bushel itself stands above everything."),
         ("dataset.py", "from bushel import MapDataset", "Import from the module that defines the name."),
         ("dataset.py", "from . import MapDataset", "Import from the module that defines the name."),

@@ -15,10 +15,11 @@ import pytest
 from cases import cases
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from stepped import Stepped
 
 import bushel
-from bushel.engine.processes import Processes
-from bushel.engine.tasks import Executor, Stepped, Threads
+from bushel.engine.processes.executor import Processes
+from bushel.engine.tasks import Executor, Threads
 from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset
 from bushel.graph.streams import options_of
 from bushel.iterator import PipelineIterator

@@ -9,11 +9,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from stepped import Stepped
 
 import bushel
 from bushel import DatasetIterator, IterDataset, MapDataset, ReadOptions
-from bushel.engine.processes import Processes
-from bushel.engine.tasks import Stepped, Threads
+from bushel.engine.processes.executor import Processes
+from bushel.engine.tasks import Threads
 from bushel.experimental import InterleaveIterDataset, get_next_index, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same

@@ -164,10 +164,10 @@ def test_the_report_says_how_long_the_step_waited_and_how_fast_the_transfer_was(
 
 def test_the_verdict_names_what_limits():
     def with_figures(waited: float, speed: float, mapped: int = 0) -> str:
-        transfer = bushel.engine.report.Transfer("1 x GPU", 100, 10**9, 10.0, waited, 1.0, speed, mapped)
+        transfer = bushel.engine.figures.Transfer("1 x GPU", 100, 10**9, 10.0, waited, 1.0, speed, mapped)
         return bushel.Report(False, (), (), 0, 0.0, 0.0, (transfer,)).verdict
 
-    assert "The data waits for the step" in with_figures(0.1, 1e9)
+    assert "compute-bound: the step waits for data 1 % of its time" in with_figures(0.1, 1e9)
     assert "reading and computing limit" in with_figures(5.0, 1e10)
     assert "not mapped" in with_figures(5.0, 1e8) and "uint8" in with_figures(5.0, 1e8)
     assert "the link to the device limits" in with_figures(5.0, 1e8, mapped=1)

@@ -15,8 +15,8 @@ from typing import Any
 from bushel.base import checks, trees
 from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.dataset import IterDataset
-from bushel.engine.opener import default_options
-from bushel.engine.tasks import cores
+from bushel.engine.figures import count_cores
+from bushel.engine.opener import choose_read_options
 from bushel.graph.node import Node, replace_parents
 from bushel.graph.streams import Ahead, Elements, StreamNode
 from bushel.iterator import PipelineIterator
@@ -76,19 +76,19 @@ def pick_performance_config(
         )
     if ram_budget_mb is not None and not checks.number(ram_budget_mb, "ram_budget_mb") > 0:
         raise ValueError(f"ram_budget_mb must be positive, or None for no limit; got {ram_budget_mb}.")
-    most_workers = cores() if max_workers is None else _check_not_negative(max_workers, "max_workers")
+    most_workers = count_cores() if max_workers is None else _check_not_negative(max_workers, "max_workers")
     most_ahead = MOST_AHEAD if max_buffer_size is None else _check_not_negative(max_buffer_size, "max_buffer_size")
     samples = checks.positive(samples_to_check, "samples_to_check")
     budget = math.inf if ram_budget_mb is None else ram_budget_mb * 2**20
     node = _remove_workers(ds._node)
     workers = min(_count_workers(budget, *_measure(node, samples)), most_workers)
     ahead = min(_count_prefetched_records(node, budget, samples), most_ahead)
-    threads = min(ahead, max((default_options(part.parent).num_threads for part in _find_elements(node)), default=0))
+    threads = max((choose_read_options(part.parent).num_threads for part in _find_elements(node)), default=0)
     return PerformanceConfig(
         MultiprocessingOptions(
             num_workers=int(workers), budget_bytes=None if ram_budget_mb is None else max(1, int(budget))
         ),
-        ReadOptions(num_threads=int(threads), prefetch_buffer_size=int(ahead)),
+        ReadOptions(num_threads=int(min(ahead, threads)), prefetch_buffer_size=int(ahead)),
     )
 
 

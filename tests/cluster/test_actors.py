@@ -20,9 +20,10 @@ from recipes import Recipe, as_stream
 from watching import wait_until
 
 import bushel
-from bushel.engine import drawn, opener
+from bushel.engine import drawn_delivery as drawn
+from bushel.engine import opener
 from bushel.engine.actors.executor import Actors
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Executor
 from bushel.experimental import ElasticIterator
 from bushel.iterator import PipelineIterator

@@ -72,7 +72,7 @@ def test_an_actor_that_is_killed_is_replaced(cluster):
             kill(member)
         found += it
         assert same(found, expected)
-        assert executor.deaths() >= 2
+        assert executor.report().deaths >= 2
         assert "have died and been replaced" in str(it.report())
         it.set_state(state)
         assert same(list(it), expected[40:])
@@ -90,7 +90,7 @@ def test_a_node_that_dies_and_a_node_that_joins(cluster):
         found = [next(it) for _ in range(10)]
         wait_until(lambda: len(members_of(executor)) == 4)  # one of them on the node that will die
         cluster.remove_node(node, allow_graceful=False)
-        while not executor.deaths():  # Ray takes a moment to notice it
+        while not executor.report().deaths:  # Ray takes a moment to notice it
             found.append(next(it))
         wait_until(lambda: len(members_of(executor)) == 3)  # there is room for three only
         node = clusters.add_node(cluster)
@@ -213,7 +213,7 @@ def test_chaos(cluster):
         assert len(found) < len(expected), "the run was over before the last kill"
         found += it
         assert same(found, expected)
-        assert executor.deaths() >= 40
+        assert executor.report().deaths >= 40
     for node in nodes:
         cluster.remove_node(node)
 
@@ -251,7 +251,7 @@ GCS = """
         found += [next(it) for _ in range(60)]
         os.kill(executor._supervisor.workers[0].place.pid, signal.SIGKILL)  # a new actor can be started again
         found += it
-        assert executor.deaths() == 1
+        assert executor.report().deaths == 1
         executor.close()
     assert [x.tolist() for x in found] == [x.tolist() for x in ds]
     print("equal")

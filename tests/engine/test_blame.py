@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bushel.engine.blame import Blame
-from bushel.engine.pool import Job
+from bushel.engine.pool.blame import Blame
+from bushel.engine.pool.jobs import Job
 
 
 def job(low: int, high: int, *, program: int = 1, announced: tuple[int, int] | None = None) -> Job:

@@ -19,17 +19,19 @@ from cases import cases
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from recipes import Facts, Leaf, Recipe, as_stream
+from stepped import Stepped
 from watching import SOON_S
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine import drawn, opener
+from bushel.engine import drawn_delivery as drawn
+from bushel.engine import opener
 from bushel.engine.block_size import BLOCK_S, MOST_POSITIONS, Sizer
 from bushel.engine.delivery import Placement
-from bushel.engine.positions import PositionDelivery
-from bushel.engine.processes import Processes
+from bushel.engine.position_delivery import PositionDelivery
+from bushel.engine.processes.executor import Processes
 from bushel.engine.program import Program, Result
-from bushel.engine.tasks import Executor, Ledger, Stepped, Task, Threads, Ticket, run_task
+from bushel.engine.tasks import Executor, Ledger, Task, Threads, Ticket, run_task
 from bushel.experimental import DatasetOptions, get_next_index, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
@@ -497,9 +499,9 @@ def test_blocks_cover_the_positions_once_and_in_bounds(length, ahead, most, para
 def test_block_sizes_are_whole_units_within_bounds(unit, most, blocks):
     sizer = Sizer(unit, most, 8 << 20)
     for seconds, size_bytes in blocks:
-        before = sizer.positions()
+        before = sizer.choose_size()
         sizer.learn(before, seconds, size_bytes)
-        after = sizer.positions()
+        after = sizer.choose_size()
         assert after % unit == 0
         assert unit <= after <= max(unit, most, 8 * unit)
         assert after <= 8 * before
@@ -508,26 +510,26 @@ def test_block_sizes_are_whole_units_within_bounds(unit, most, blocks):
 def test_blocks_grow_where_elements_are_small_and_shrink_where_they_are_not():
     sizer = Sizer(1, 1 << 20, 8 << 20)
     for _ in range(20):
-        sizer.learn(sizer.positions(), 1e-6 * sizer.positions(), 8 * sizer.positions())
-    assert sizer.positions() == pytest.approx(BLOCK_S / 1e-6, rel=0.5)
-    sizer.learn(sizer.positions(), 1e-3 * sizer.positions(), 8)
-    assert sizer.positions() <= 1.01 * BLOCK_S / 1e-3
+        sizer.learn(sizer.choose_size(), 1e-6 * sizer.choose_size(), 8 * sizer.choose_size())
+    assert sizer.choose_size() == pytest.approx(BLOCK_S / 1e-6, rel=0.5)
+    sizer.learn(sizer.choose_size(), 1e-3 * sizer.choose_size(), 8)
+    assert sizer.choose_size() <= 1.01 * BLOCK_S / 1e-3
     for _ in range(20):
-        sizer.learn(sizer.positions(), 1e-9, (8 << 20) // 16 * sizer.positions())
-    assert sizer.positions() == 16
-    sizer.learn(sizer.positions(), 60.0, 0)
-    assert sizer.positions() == 1
+        sizer.learn(sizer.choose_size(), 1e-9, (8 << 20) // 16 * sizer.choose_size())
+    assert sizer.choose_size() == 16
+    sizer.learn(sizer.choose_size(), 60.0, 0)
+    assert sizer.choose_size() == 1
 
 
 @given(st.integers(1, 64), st.integers(1, 500), st.integers(1, 500), st.lists(st.floats(0, 10)))
 def test_records_that_are_requested_together_stay_together_however_long_they_take(unit, most, least, times):
     sizer = Sizer(unit, most, 8 << 20, least)
     for seconds in [0.0, *times]:
-        assert sizer.positions() % unit == 0
-        assert max(unit, most) >= sizer.positions() >= max(1, min(least, most) // unit) * unit
-        sizer.learn(sizer.positions(), seconds, sizer.positions())
-    sizer.learn(sizer.positions(), 0.0, (8 << 20) * sizer.positions() // unit)  # each row is as large as a block may be
-    assert sizer.positions() == unit
+        assert sizer.choose_size() % unit == 0
+        assert max(unit, most) >= sizer.choose_size() >= max(1, min(least, most) // unit) * unit
+        sizer.learn(sizer.choose_size(), seconds, sizer.choose_size())
+    sizer.learn(sizer.choose_size(), 0.0, (8 << 20) * sizer.choose_size() // unit)  # each row is as large as a block may be
+    assert sizer.choose_size() == unit
 
 
 def test_what_was_computed_ahead_is_forgotten_on_a_jump_and_on_closing():

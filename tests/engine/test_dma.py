@@ -18,7 +18,7 @@ import bushel
 from bushel.engine import dma
 from bushel.engine.dma import DmaMapper
 from bushel.engine.host_memory import HostMemory
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
 from bushel.engine.slabs import Arena
 
 

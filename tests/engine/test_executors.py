@@ -30,7 +30,8 @@ from recipes import Recipe, build
 from watching import SOON_S
 
 import bushel
-from bushel.engine import Executor, Ticket, opener, positions
+from bushel.engine import Executor, Ticket, opener
+from bushel.engine import position_delivery as positions
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -177,7 +178,7 @@ def test_elements_that_prove_slow_come_from_threads_unchanged(recipe, size):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(positions, "SLOW_S", 0.0)
-        patch.setattr(opener, "_in_memory", lambda node: False)
+        patch.setattr(opener, "_is_in_memory", lambda node: False)
         with iter(batches(read_options=bushel.ReadOptions(0, 0))) as one, iter(batches()) as other:
             computed_here, proved_slow = told(one, 30), told(other, 30)
     assert same(proved_slow[0], computed_here[0])

@@ -45,8 +45,8 @@ from watching import (
 )
 
 import bushel
-from bushel.engine.pool import ResultBuffer
-from bushel.engine.processes import Processes
+from bushel.engine.pool.result_buffer import ResultBuffer
+from bushel.engine.processes.executor import Processes
 from bushel.experimental import FirstFitPackIterDataset, get_next_index, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
@@ -546,7 +546,7 @@ def test_a_record_that_kills_every_worker_is_named(stream, way):
             with pytest.raises(bushel.WorkerDied, match="killed 3 worker processes") as caught:
                 next(it)
             assert it.get_state() == state
-            assert executor.deaths() == deaths
+            assert executor.report().deaths == deaths
         assert time.monotonic() - begun < SOON_S
         assert f"{named} of the output" in str(caught.value)
         assert "77" in str(caught.value).partition("record")[2] and "of range(200)" in str(caught.value)
@@ -562,7 +562,7 @@ def test_each_of_several_records_that_kill_costs_three_workers_and_is_skipped_al
         assert read_in_time(it) == list(enumerate(x for x in range(1, 4000, 2) if x not in (77, 3001)))
         assert it.skipped == 2
         # While the consumer cuts new blocks after element 77, a worker may die once more over an old block with 3001.
-        assert executor.deaths() in (6, 7)
+        assert executor.report().deaths in (6, 7)
 
 
 @pytest.mark.parametrize("begun_again", [False, True], ids=["at once", "after the old block has begun again"])
@@ -588,7 +588,7 @@ def test_deaths_in_blocks_that_nobody_waits_for_any_more_count_too(deaths, begun
         assert list(itertools.islice(it, 100)) == list(range(100))
         state = it.get_state()
         allow(deaths)
-        wait_until(lambda: executor.deaths() == deaths)
+        wait_until(lambda: executor.report().deaths == deaths)
         if begun_again:
             wait_until(waiting.exists)
         it.set_state(state)
@@ -596,7 +596,10 @@ def test_deaths_in_blocks_that_nobody_waits_for_any_more_count_too(deaths, begun
         assert list(itertools.islice(it, 500)) == list(range(100, 600))
         with pytest.raises(bushel.WorkerDied, match=r"element 600 of the output .* killed [34] worker processes"):
             next(it)
-        assert executor.deaths() in (3, deaths + 2)  # a worker may have begun the old block again before `set_state`
+        assert executor.report().deaths in (
+            3,
+            deaths + 2,
+        )  # a worker may have begun the old block before `set_state`
 
 
 @pytest.mark.parametrize("at", [0, 7, 39])
@@ -615,7 +618,7 @@ def test_a_record_that_kills_in_a_stage_of_rows_is_counted_as_if_it_had_raised(a
     # With a timeout all that workers can do is left to them.
     with pool(timeout_s=60.0) as executor, opened(made(kill_myself), executor) as it:
         assert (read_in_time(it), it.get_state()["parent"]) == expected
-        assert (it.skipped, executor.deaths()) == (1, 3)
+        assert (it.skipped, executor.report().deaths) == (1, 3)
 
 
 class KillsWhenPickled:
@@ -629,7 +632,7 @@ def test_a_record_that_kills_when_it_is_sent_is_the_one_that_is_skipped():
     with pool() as executor, opened(ds, executor) as it:
         assert read_in_time(it) == [x for x in range(2000) if x != 1234]
         assert it.skipped == 1
-        assert executor.deaths() == 3
+        assert executor.report().deaths == 3
 
 
 def test_a_batch_that_kills_when_it_is_sent_is_the_one_that_is_named():
@@ -638,7 +641,7 @@ def test_a_batch_that_kills_when_it_is_sent_is_the_one_that_is_named():
         assert list(itertools.islice(it, 308)) == [list(range(x, x + 4)) for x in range(0, 1232, 4)]
         with pytest.raises(bushel.WorkerDied, match="one of the elements 1232 to 1235 of the output"):
             next(it)
-        assert executor.deaths() == 3
+        assert executor.report().deaths == 3
 
 
 def kill_at(executor: Processes, low: int, *, careful: bool) -> None:
@@ -671,7 +674,7 @@ def test_an_element_that_was_at_work_when_somebody_killed_workers_is_not_blamed(
             kill_at(executor, 0, careful=turn > 0)
         waits.go_on.touch()
         assert read_in_time(it) == list(range(100))
-        assert executor.deaths() == 7
+        assert executor.report().deaths == 7
 
 
 def test_deaths_at_different_elements_of_a_block_blame_none(tmp_path):
@@ -682,7 +685,7 @@ def test_deaths_at_different_elements_of_a_block_blame_none(tmp_path):
         ds = ds.map(Twice(tmp_path / str(at), at, kill_myself))
     with pool(1) as executor, opened(ds, executor) as it:
         assert read_in_time(it) == list(range(1000))
-        assert executor.deaths() == 4
+        assert executor.report().deaths == 4
 
 
 def test_a_fault_of_the_worker_itself_is_told_the_first_time(capfd):
@@ -690,7 +693,7 @@ def test_a_fault_of_the_worker_itself_is_told_the_first_time(capfd):
         def fail(*_: Any) -> None:
             raise KeyError("a fault in the worker's loop")
 
-        from bushel.engine import worker
+        from bushel.engine.processes import worker
 
         worker._Worker._get_slot = fail
 
@@ -698,7 +701,7 @@ def test_a_fault_of_the_worker_itself_is_told_the_first_time(capfd):
         with pytest.raises(KeyError, match="a fault in the worker's loop") as caught:
             read_in_time(it)
         assert "a worker process failed at 'task', which is a fault of Bushel's" in notes(caught.value)
-        assert executor.deaths() <= 1
+        assert executor.report().deaths <= 1
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -1475,8 +1478,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("bushel.engine.supervisor.time", clock)
-    monkeypatch.setattr("bushel.engine.pool_supervisor.time", clock)
+    monkeypatch.setattr("bushel.engine.processes.supervisor.time", clock)
+    monkeypatch.setattr("bushel.engine.pool.supervisor.time", clock)
     return clock
 
 
@@ -1492,7 +1495,7 @@ def test_a_slow_start_is_no_timeout(tmp_path, clock):
         clock.let_pass(1000)
         waits.go_on.touch()
         assert read_in_time(it) == list(range(20))
-        assert executor.deaths() == 0
+        assert executor.report().deaths == 0
 
 
 def test_waiting_for_the_consumer_is_no_timeout(clock):
@@ -1501,7 +1504,7 @@ def test_waiting_for_the_consumer_is_no_timeout(clock):
         wait_until(lambda: not any(jobs_of(executor)))  # the buffer is full
         clock.let_pass(1000)
         next(it)
-        assert executor.deaths() == 0
+        assert executor.report().deaths == 0
 
 
 def test_waiting_for_counts_of_another_is_no_timeout(tmp_path, clock):
@@ -1520,7 +1523,7 @@ def test_waiting_for_counts_of_another_is_no_timeout(tmp_path, clock):
         clock.let_pass(400)
         other.go_on.touch()
         assert read_in_time(it) == list(range(200))
-        assert executor.deaths() == 0
+        assert executor.report().deaths == 0
 
 
 def test_the_checks_of_timeouts_can_fail(tmp_path, clock):
@@ -1531,7 +1534,7 @@ def test_the_checks_of_timeouts_can_fail(tmp_path, clock):
         clock.let_pass(1000)
         waits.go_on.touch()
         assert read_in_time(it) == list(range(20))
-        assert executor.deaths() == 1
+        assert executor.report().deaths == 1
 
 
 @pytest.mark.parametrize("deed", [hang, spin, stop_myself, run_in_c], ids=lambda deed: deed.__name__)
@@ -1591,7 +1594,7 @@ def test_large_states_and_large_elements_do_not_wait_for_one_another():
 
 
 def test_close_does_not_wait_for_a_worker_that_cannot_be_replaced(monkeypatch):
-    monkeypatch.setattr("bushel.engine.zygote._is_stopped", lambda pid: False)  # else it would be replaced soon
+    monkeypatch.setattr("bushel.engine.processes.zygote._is_stopped", lambda pid: False)  # else it is replaced soon
     executor = Processes(2)
     it = opened(numbers(1000).map(lambda x: time.sleep(0.01) or x), executor)
     next(it)
@@ -1657,7 +1660,7 @@ def test_workers_go_with_the_consumer(tmp_path, number):
 
 def test_workers_that_were_not_forked_go_with_the_consumer_too(tmp_path):
     ending = """
-        from bushel.engine.processes import Processes
+        from bushel.engine.processes.executor import Processes
         from bushel.iterator import PipelineIterator
         it.close()
         executor = Processes(2, portable=True)

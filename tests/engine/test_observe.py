@@ -16,16 +16,18 @@ import pytest
 import strategies
 from hypothesis import HealthCheck, given, settings
 from recipes import as_stream
+from stepped import Stepped
 from watching import SOON_S
 
 import bushel
 from bushel.engine import Executor, Observer, open_stream
-from bushel.engine.positions import PositionDelivery
-from bushel.engine.processes import Processes
+from bushel.engine.figures import Pool, Stage
+from bushel.engine.position_delivery import PositionDelivery
+from bushel.engine.processes.executor import Processes
 from bushel.engine.program import PlannedRows, Program, run
-from bushel.engine.report import Pool, Report, Stage
+from bushel.engine.report import Report
 from bushel.engine.tally import Watched, number_stages
-from bushel.engine.tasks import Stepped, Threads
+from bushel.engine.tasks import Threads
 from bushel.experimental import (
     DatasetOptions,
     ExecutionTrackingMode,
@@ -172,9 +174,8 @@ def test_what_a_thread_pulls_is_timed(name):
     assert [stage.elements for stage in report.stages if stage.where == "thread"] == [40, 40, 40]
     (pool,) = report.pools
     assert str(pool) == "1 thread" and pool.busy_s >= 40 * 0.002 and pool.wait_s > report.waited_s / 2
-    assert report.verdict.endswith(
-        "limits. One thread computes all of it: put .mp_prefetch() before the ThreadPrefetchIterDataset."
-    )
+    assert " of the time of one thread" in report.verdict
+    assert "put .mp_prefetch() before the ThreadPrefetchIterDataset" in report.verdict
     assert report.slowest is not None and report.slowest.call.startswith("map(wait")
 
 
@@ -219,7 +220,7 @@ def test_workers_behind_a_dataset_of_ones_own_are_seen():
         list(it)
         report = it.report()
     assert [stage.call for stage in report.stages] == ["pipe(Passed)", "delivery", "batch(5)"]
-    assert "% of its time; the work of 1 worker limits." in report.verdict
+    assert "input-bound: the step waits for the workers " in report.verdict
 
 
 def test_an_operation_that_stays_here_though_it_is_marked_is_told_apart():
@@ -388,42 +389,45 @@ LATE = [*AHEAD, Stage(1, "map(crop)", "consumer", 100, 7.0, 0)]
 IN_ORDER = [*AHEAD, Stage(1, "pack(...)", "consumer", 100, 7.0, 0, marked=True)]
 
 VERDICTS = [
-    (report_of(waited=0.5, stages=HERE), "The data waits for the consumer, which spent 5 % of its time in next()"),
+    (
+        report_of(waited=0.5, stages=HERE),
+        "compute-bound: the step waits for data 5 % of its time, so",
+    ),
     (
         report_of(waited=9.0, stages=HERE),
-        "The consumer waits for data 90 % of its time; map(decode) limits. Nothing is computed ahead: add .mp_prefetch",
+        "input-bound: map(decode) takes 99 % of consumer time: put .mp_prefetch() after it, so that workers",
     ),
     (
         report_of(waited=8.0, stages=AHEAD, pools=(Pool("workers", 2, "", 19.0, 7.5),)),
-        "map(decode) limits. 2 workers busy nearly all the time, and there are 8 cores: try more workers.",
+        "input-bound: map(decode) takes 100 % of worker time; to keep up with the step would take 11 workers, and",
     ),
     (
         report_of(waited=8.0, stages=AHEAD, pools=(Pool("workers", 8, "", 79.0, 7.5),)),
-        "map(decode) limits. 8 workers busy nearly all the time, and there are no more cores: make it cheaper",
+        "would take 44 workers, and there are 8 cores: make it cheaper, or store its output.",
     ),
     (
         report_of(waited=8.0, stages=AHEAD, pools=(Pool("workers", 2, "", 6.0, 7.5),)),
-        "But the workers were busy only 30 % of the time",
+        "but the workers are busy only 30 % of the time: let them work further ahead",
     ),
     (
         report_of(waited=8.0, stages=LATE, pools=(Pool("threads", 2, "", 6.0, 1.0),)),
-        "map(crop) limits. It runs in the consumer: put a prefetch after it, so that threads run it.",
+        "input-bound: map(crop) takes 97 % of consumer time; 4 workers would do: put .mp_prefetch() after it.",
     ),
     (
         report_of(waited=8.0, stages=IN_ORDER, pools=(Pool("workers", 2, "", 6.0, 1.0),)),
-        "pack(...) limits. It needs its elements in order, so it runs in the consumer, also with a prefetch after it.",
+        "pack(...) takes 97 % of consumer time, and it needs its elements in order: make it cheaper, or move its work",
     ),
     (
         report_of(waited=8.0, stages=AHEAD, pools=(Pool("workers", 2, "", 6.0, 1.0),)),
-        "delivery limits. Unpacking results takes the most time",
+        "delivery takes 100 % of consumer time: let the workers make larger batches of arrays.",
     ),
-    (Report(True, (), (), 0, 0.0, 0.0), "No element has been delivered yet."),
+    (Report(True, (), (), 0, 0.0, 0.0), "No element has been delivered in this time."),
 ]
 
 
 @pytest.mark.parametrize(("report", "sentence"), VERDICTS)
 def test_the_verdict(monkeypatch, report, sentence):
-    monkeypatch.setattr("bushel.engine.report.cores", lambda: 8)
+    monkeypatch.setattr("bushel.engine.report.count_cores", lambda: 8)
     assert sentence in report.verdict
     assert str(report).endswith(report.verdict)
 

@@ -21,8 +21,8 @@ import pytest
 from watching import SOON_S, alive, descriptors, run_script, wait_until, workers, zygote
 
 import bushel
-from bushel.engine.processes import Processes
-from bushel.engine.zygote import STARTER
+from bushel.engine.processes.executor import Processes
+from bushel.engine.processes.zygote import STARTER
 from bushel.experimental import multithread_prefetch, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import same

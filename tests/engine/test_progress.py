@@ -23,15 +23,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
+from stepped import Stepped
 from watching import wait_until
 
 import bushel
 from bushel import experimental as ex
 from bushel.engine import opener
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
+from bushel.engine.processes.supervisor import SUPERVISORS
 from bushel.engine.program import Program
-from bushel.engine.supervisor import SUPERVISORS
-from bushel.engine.tasks import Ledger, Stepped, Task, Threads
+from bushel.engine.tasks import Ledger, Task, Threads
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

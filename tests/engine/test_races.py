@@ -170,7 +170,7 @@ def test_nothing_of_a_watched_result_stays():
         tickets = [executor.submit(Task(program, at, at + 1, at, [], Ledger([]))) for at in (low, low + 1)]
         assert [executor.wait(ticket)[0].rows for ticket in tickets] == [[low], [low + 1]]
     executor.close()
-    assert executor.ready_now() == 0
+    assert executor.report().ready_now == 0
     assert not executor._under_way
 
 

@@ -17,13 +17,14 @@ import pytest
 from cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stepped import Stepped
 
 import bushel
 from bushel import experimental
 from bushel.base.errors import TooManySkipped
-from bushel.engine import drawn as drawn_rows
-from bushel.engine.processes import Processes
-from bushel.engine.tasks import Executor, Stepped, Threads
+from bushel.engine import drawn_delivery as drawn_rows
+from bushel.engine.processes.executor import Processes
+from bushel.engine.tasks import Executor, Threads
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 

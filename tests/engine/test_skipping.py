@@ -17,11 +17,12 @@ import pytest
 from cases import cases
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from stepped import Stepped
 
 import bushel
 from bushel.base.errors import TooManySkipped
-from bushel.engine.processes import Processes
-from bushel.engine.tasks import Executor, Stepped, Threads
+from bushel.engine.processes.executor import Processes
+from bushel.engine.tasks import Executor, Threads
 from bushel.experimental import FlatMapIterDataset, FlatMapTransform, ThreadPrefetchIterDataset
 from bushel.iterator import PipelineIterator
 from bushel.testing import same

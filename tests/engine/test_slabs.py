@@ -28,7 +28,7 @@ from watching import descriptors, wait_until
 
 import bushel
 from bushel.base.memory import ALIGNMENT
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
 from bushel.engine.slabs import Arena, Slot, make_anonymous_file
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
@@ -252,7 +252,7 @@ SMALL = """
     import logging
     import numpy as np
     import bushel
-    from bushel.engine.processes import Processes
+    from bushel.engine.processes.executor import Processes
 
     logging.basicConfig(format="%(message)s")
     ds = bushel.MapDataset.range(60).map(lambda i: np.full(1 << 20, i, np.uint8)).batch(2).to_iter_dataset()
@@ -592,7 +592,7 @@ def test_without_shared_memory_results_go_by_the_heap(monkeypatch):
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bushel.engine.pool.Arena", fail)
+    monkeypatch.setattr("bushel.engine.pool.result_buffer.Arena", fail)
     with pool() as executor, opened(batches(50), executor) as it:
         number = -1
         for number, batch in enumerate(it):

@@ -17,11 +17,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from stepped import Stepped
 from watching import wait_until
 
 import bushel
-from bushel.engine.processes import Processes
-from bushel.engine.tasks import Executor, Stepped, Threads
+from bushel.engine.processes.executor import Processes
+from bushel.engine.tasks import Executor, Threads
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 

@@ -21,7 +21,8 @@ from watching import wait_until
 import bushel
 from bushel import experimental as ex
 from bushel.engine import stall
-from bushel.engine.processes import Processes
+from bushel.engine.processes import stacks
+from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Threads
 from bushel.iterator import PipelineIterator
 
@@ -31,7 +32,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     monkeypatch.setattr(stall, "STALL_S", 0.3)
-    monkeypatch.setattr(stall, "_ANSWER_S", 10.0)  # a busy machine takes its time
+    monkeypatch.setattr(stacks, "_ANSWER_S", 10.0)  # a busy machine takes its time
     with caplog.at_level(logging.WARNING, "bushel"):
         yield
 
@@ -128,7 +129,7 @@ def stopped_at_three(x: int) -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_worker_that_cannot_answer_is_named(caplog, monkeypatch):
-    monkeypatch.setattr(stall, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(stacks, "_ANSWER_S", 0.3)
     executor = Processes(1)
     with opened(numbers(8).map(stopped_at_three), executor) as it:
         (pid,) = executor.pids()
@@ -224,11 +225,11 @@ def test_a_timeout_of_the_users_own_is_no_stall(caplog, monkeypatch):
 
 
 def test_the_file_of_stacks_is_closed_when_modules_are_gone(monkeypatch):
-    stacks = stall.Stacks(portable=False)
-    descriptor = stacks.descriptor
+    stack_file = stacks.Stacks(portable=False)
+    descriptor = stack_file.descriptor
     with monkeypatch.context() as gone:
-        gone.setattr(stall, "os", None)
-        del stacks
+        gone.setattr(stacks, "os", None)
+        del stack_file
         gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)

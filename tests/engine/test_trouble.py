@@ -27,13 +27,15 @@ from cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import Recipe
+from stepped import Stepped
 
 import bushel
 from bushel.base.blocks import rows_of
 from bushel.base.errors import TooManySkipped
-from bushel.engine import drawn, opener
-from bushel.engine.processes import Processes
-from bushel.engine.tasks import Executor, Stepped, Threads
+from bushel.engine import drawn_delivery as drawn
+from bushel.engine import opener
+from bushel.engine.processes.executor import Processes
+from bushel.engine.tasks import Executor, Threads
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 

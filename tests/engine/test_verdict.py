@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bushel
-from bushel.engine.report import DELIVERY, Pool, Report, Stage, Transfer
-from bushel.engine.verdict import judge
+from bushel.engine.figures import DELIVERY, Pool, Stage, Transfer
+from bushel.engine.report import Report, judge
 
 
 def stage(call, where="workers", self_s=1.0, number=1, **more):
@@ -63,7 +63,10 @@ def test_a_loop_that_only_reads():
     [
         (stage("map(decode)", "consumer", 9.0), "consumer time; 5 workers would do: put .mp_prefetch() after it."),
         (stage(DELIVERY, "consumer", 9.0), "consumer time: let the workers make larger batches of arrays."),
-        (stage("pack()", "consumer", 9.0, marked=True), "and it needs its elements in order: make it cheaper."),
+        (
+            stage("pack()", "consumer", 9.0, marked=True),
+            "in order: make it cheaper, or move its work on single elements into a map before or after it.",
+        ),
     ],
 )
 def test_work_in_the_consumer(slowest, sentence):
@@ -78,7 +81,7 @@ def test_a_step_that_takes_its_time():
 
 
 def test_nothing_measured_and_nothing_delivered():
-    assert judge(report(timed=False)).sentence.startswith("The stages are not timed")
+    assert judge(report(timed=False)).sentence.startswith("Stages are not timed.")
     assert judge(report(elements=0)).sentence == "No element has been delivered in this time."
 
 

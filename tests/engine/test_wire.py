@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bushel.base.memory import ALIGNMENT
-from bushel.engine import wire
+from bushel.engine.pool.wire import IN_BAND_BYTES, pack, unpack
+from bushel.engine.processes import channel
+from bushel.engine.processes.channel import Channel, Closed
 from bushel.engine.slabs import Arena, Slot
-from bushel.engine.wire import IN_BAND_BYTES, Channel, Closed, pack, unpack
 from bushel.testing import same
 
 SLOT_BYTES = 1 << 18
@@ -283,8 +284,8 @@ def framed(message: Any) -> bytes:
     with one, other:
         thread = threading.Thread(target=Channel(one).send, args=(message,))
         thread.start()
-        header = other.recv(wire._HEADER.size, socket.MSG_WAITALL)
-        size, _ = wire._HEADER.unpack(header)
+        header = other.recv(channel._HEADER.size, socket.MSG_WAITALL)
+        size, _ = channel._HEADER.unpack(header)
         body = other.recv(size, socket.MSG_WAITALL)
         thread.join()
     return header + body

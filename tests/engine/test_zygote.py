@@ -21,9 +21,9 @@ from watching import SOON_S, alive, parents, run_script, wait_until, workers
 from watching import zygote as zygote_here
 
 import bushel
-from bushel.engine import wire, zygote
-from bushel.engine.processes import Processes
-from bushel.engine.zygote import Starter
+from bushel.engine.processes import channel, zygote
+from bushel.engine.processes.executor import Processes
+from bushel.engine.processes.zygote import Starter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
@@ -48,7 +48,7 @@ def interrupted_at(line: int) -> Iterator[list[str]]:
 
     Not at a `with` or a `try`: these do nothing before they hold, so that no signal is ever handled there.
     """
-    files, seen, where = {zygote.__file__, wire.__file__}, itertools.count(), []
+    files, seen, where = {zygote.__file__, channel.__file__}, itertools.count(), []
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         if frame.f_code.co_filename not in files:
@@ -212,7 +212,7 @@ def test_a_zygote_that_cannot_start_is_tried_twice(starter, monkeypatch, capfd):
 def test_a_zygote_ends_its_workers_without_a_word():
     code = """
 import sys, time
-from bushel.engine import zygote
+from bushel.engine.processes import zygote
 
 def kill_and_see(pid, kill=zygote.kill):  # it hears of the end while others are still to be killed
     kill(pid)
@@ -224,7 +224,7 @@ zygote.main(int(sys.argv[1]))
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", code, str(theirs.fileno())]
     with theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
-        control = wire.Channel(ours)
+        control = channel.Channel(ours)
         ends = [socket.socketpair() for _ in range(3)]
         pids = []
         for number, (_, end) in enumerate(ends):
@@ -346,7 +346,7 @@ def test_what_workers_print_is_seen(tmp_path, monkeypatch):
     script = """
         import sys
         import bushel
-        from bushel.engine.processes import Processes
+        from bushel.engine.processes.executor import Processes
 
         def tell(x):
             print("seen", x)

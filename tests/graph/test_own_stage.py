@@ -15,14 +15,15 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from stepped import Stepped
 
 import bushel
 from bushel.base import blocks
 from bushel.base.blocks import Block, rows_of
 from bushel.base.errors import StateMismatch
 from bushel.engine import Executor
-from bushel.engine.processes import Processes
-from bushel.engine.tasks import Stepped, Threads
+from bushel.engine.processes.executor import Processes
+from bushel.engine.tasks import Threads
 from bushel.graph.cursors import END, Cursor, Mark, Over, make_rows
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_field

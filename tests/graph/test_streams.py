@@ -11,10 +11,11 @@ from cases import cases
 from comparing import check_equal, plain, restored, run, stream
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from stepped import Stepped
 
 import bushel
 from bushel import IterDataset, MapDataset
-from bushel.engine.tasks import Stepped, Threads
+from bushel.engine.tasks import Threads
 from bushel.index.shuffle import window_shuffle
 from bushel.iterator import PipelineIterator
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same

@@ -15,11 +15,11 @@ import pytest
 from formats import written
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepped import Stepped
 
 import bushel
 from bushel.base.errors import TooManySkipped
-from bushel.engine.processes import Processes
-from bushel.engine.tasks import Stepped
+from bushel.engine.processes.executor import Processes
 from bushel.experimental import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.iterator import PipelineIterator
 from bushel.sources import DamagedFile

@@ -228,7 +228,8 @@ def test_a_tokenizer_from_its_file(tmp_path):
 
 
 def test_no_worker_processes_are_started(monkeypatch):
-    monkeypatch.setattr("bushel.engine.processes.Processes.__init__", lambda *a, **k: pytest.fail("a worker started"))
+    started = "bushel.engine.processes.executor.Processes.__init__"
+    monkeypatch.setattr(started, lambda *a, **k: pytest.fail("a worker started"))
     stream = MapDataset.range(10).map(lambda x: x + 1).to_iter_dataset().mp_prefetch(MultiprocessingOptions(2))
     assert Session(stream).read(-1, 5).element == 6
 

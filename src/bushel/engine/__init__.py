@@ -4,10 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bushel.engine.figures import Pool, Stage
     from bushel.engine.observe import Observer
     from bushel.engine.opener import open_alone, open_stream
     from bushel.engine.pulling import ThreadedCursor
-    from bushel.engine.report import Pool, Report, Stage
+    from bushel.engine.report import Report
     from bushel.engine.tasks import Executor, Ticket
 
 __all__ = ["Executor", "Observer", "Pool", "Report", "Stage", "ThreadedCursor", "Ticket", "open_alone", "open_stream"]
@@ -15,9 +16,9 @@ __all__ = ["Executor", "Observer", "Pool", "Report", "Stage", "ThreadedCursor", 
 _ELSEWHERE = {
     "Executor": "tasks",
     "Observer": "observe",
-    "Pool": "report",
+    "Pool": "figures",
     "Report": "report",
-    "Stage": "report",
+    "Stage": "figures",
     "ThreadedCursor": "pulling",
     "Ticket": "tasks",
     "open_alone": "opener",

@@ -9,11 +9,11 @@ BLOCK_S = 20e-3
 """How long a block should take to compute: much longer than handing it over, much shorter than anyone notices."""
 
 MOST_POSITIONS = 1 << 20
-"""How many positions may be under way, if nothing else sets a bound."""
+"""How many positions may be computed ahead, if nothing else sets a bound."""
 
 
 class Sizer:
-    """How many positions a block should hold. Small records travel many at a time.
+    """Chooses how many positions a block should hold. Small records are sent many at a time.
 
     Args:
       unit: positions that make one row. A block holds whole multiples of it.
@@ -28,20 +28,20 @@ class Sizer:
         self._block_bytes = block_bytes
         self._least = self._units = max(1, min(least // unit, self._most))
 
-    def positions(self) -> int:
-        """The size of the next block."""
+    def choose_size(self) -> int:
+        """Return the number of positions of the next block."""
         return self._units * self._unit
 
     def learn(self, positions: int, seconds: float, size_bytes: int | None) -> None:
-        """Learns from a block. Without a size, because the block came back empty, blocks do not grow."""
+        """Learn from a block. If it has no rows, it has no size, and blocks do not grow."""
         units = max(1, positions // self._unit)
         by_time = BLOCK_S * units / max(seconds, 1e-9)
         by_bytes = self._units if size_bytes is None else self._block_bytes * units / max(size_bytes, 1)
-        # At most eight times as large as the last one: the first block, which loads code, is not typical.
+        # At most eight times as large as the last one: the first block is not typical, because it loads code.
         wanted = int(min(max(by_time, self._least), by_bytes, 8 * self._units))
         self._units = max(1, min(wanted, self._most))
 
 
-def size_of_result(result: Result) -> int:
-    """Bytes of the rows of a result: as they travelled, or an estimate."""
+def measure_result(result: Result) -> int:
+    """Return the bytes of the rows of a result: those that a worker has sent, or an estimate."""
     return size_of(result.rows) if result.size_bytes is None else result.size_bytes

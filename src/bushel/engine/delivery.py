@@ -1,8 +1,9 @@
-"""Delivery: hands over the rows of a program in order, whoever computes them.
+"""Delivery: hands out the rows of a program in order, wherever they are computed.
 
-An executor computes blocks ahead of the consumer, in any order; or, without one, rows are computed here when they are
-asked for. The cursor keeps the position of the last row that it gave and nothing else: what was computed ahead can be
-thrown away at any time. So the executor can be changed between two rows. Where rows come from: positions.py, drawn.py.
+An executor computes blocks ahead of the consumer, in any order. Without an executor, the consumer computes rows when it
+needs them. Delivery keeps the position of the last row that it has handed out, and no other state: results that were
+computed ahead can be thrown away at any time. So the executor can change between two rows. Where the rows of a program
+come from is in position_delivery.py and drawn_delivery.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import collections
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -21,9 +21,10 @@ from bushel.base.blocks import Block
 from bushel.base.contract import optional
 from bushel.base.errors import PipelineNotSent, WorkerDied, describe_error, inside
 from bushel.base.options import DatasetOptions
-from bushel.engine.block_size import MOST_POSITIONS, Sizer, size_of_result
-from bushel.engine.program import FailedAt, Program, Result, Rows, Runner, Skipped, counts_of, run_again, state_of
-from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
+from bushel.engine.block_size import MOST_POSITIONS, Sizer, measure_result
+from bushel.engine.program import FailedAt, Program, Result, Rows, Runner, Skipped, make_state, read_counts, run_again
+from bushel.engine.tasks import Executor, Ledger, Task, Ticket, wait_and_check
+from bushel.graph.closing import CLOSED
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.filter_watch import FilterWatch
 from bushel.graph.skips import Skips
@@ -32,29 +33,15 @@ from bushel.graph.state_fields import State
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Who computes rows, and how far ahead of the consumer."""
+    """The executor that computes rows, and how far ahead of the consumer it works."""
 
     executor: Executor
     blocks_ahead: int
-    """How many blocks may be under way or wait to be handed over."""
+    """How many blocks may be computed or wait for the consumer at a time."""
     most: int = MOST_POSITIONS
-    """How many positions may be in all of them, at most."""
+    """How many positions all of these blocks may have together."""
     least: int = 1
     """How many positions a block should have at least, because their records are requested together."""
-
-
-class Source(Protocol):
-    """What the rows of a program are made of, as far as delivery moves in it: another cursor, or the positions of a
-    map node.
-    """
-
-    def mark(self) -> Mark: ...
-
-    def state_of(self, mark: Mark) -> State: ...
-
-    def mark_of(self, state: State) -> Mark: ...
-
-    def set_next_index(self, index: int) -> None: ...
 
 
 class Delivery(Cursor):
@@ -62,9 +49,8 @@ class Delivery(Cursor):
 
     Args:
       program: what to run.
-      source: what its rows are made of.
-      rows: what it starts from when it is run here.
-      placement: who runs it; None computes rows here when they are asked for.
+      rows: the rows that it starts from, if the consumer runs it.
+      placement: the executor that runs it; None if the consumer computes rows when it needs them.
       options: those of the whole pipeline.
       skips: counts the elements that failed and were skipped.
     """
@@ -72,18 +58,17 @@ class Delivery(Cursor):
     def __init__(
         self,
         program: Program,
-        source: Source,
         rows: Rows,
         placement: Placement | None,
         options: DatasetOptions,
         skips: Skips | None = None,
     ):
-        self._program, self._source = program, source
+        self._program = program
         self._runner = Runner(program, rows, _unknown_count, here=True)
         self._skips = skips
         self._options = options
-        self._unjudged = 0  # positions that were computed here while no filter had dropped any
-        self._watches: list[FilterWatch] | None = None  # of the program's droppers, once one of them has dropped some
+        self._unjudged = 0  # how many positions the consumer has computed before a filter dropped the first element
+        self._watches: list[FilterWatch] | None = None  # one for each filter, once one of them has dropped an element
         self._length = program.length
         self._position = 0
         self._counts: Sequence[int] = (0,) * len(program.counting)
@@ -92,61 +77,77 @@ class Delivery(Cursor):
         self._result: Result | None = None
         self._row = self._given_from = 0
         self._high = 0  # the position after the result
-        self._made: Result | None = None  # what was made here last, if it was not made in one go
-        self._failure_next: BaseException | None = None  # of the row after the last one that was computed here
+        self._made: Result | None = None  # the last result that the consumer computed, if an element of it failed
+        self._failure_next: BaseException | None = None  # the error of the row after it, which the next pull raises
         self._closed = False
         self._placement: Placement | None = None
-        self._run_at(placement)
+        self._change_placement(placement)
 
-    # Where rows come from. The defaults are those of a program over a map node, whose positions are indices.
+    # What depends on where rows come from. The defaults are for a program over a map node: a position is an index.
 
     @abc.abstractmethod
     def _pull_here(self, count: int) -> Block | None:
-        """Computes up to `count` rows here and moves behind them; None at the end. All rows may have been dropped."""
+        """Compute up to `count` rows in the consumer, and move the position behind them. Returns None at the end.
+
+        The block is empty if a filter has dropped all rows.
+        """
 
     @optional
     def _draw(self, low: int, high: int) -> tuple[Block | None, int]:
-        """The rows that a task for positions [low, high) brings along, by default none, and where they end."""
+        """Return the rows that a task for positions [low, high) brings along, by default none, and where they end."""
         return None, high
 
     @optional
     def _end_rows(self) -> None:
-        """All rows are delivered: moves to the end. Otherwise it raises the error that ended the rows."""
+        """Move to the end, after all rows were delivered; or raise the error that ended the rows."""
         self._position, self._counts = self._length, self._after
 
     @optional
-    def _not_sent(self, error: PipelineNotSent) -> None:
-        """The executor cannot run this program: raises, or runs it here from now on."""
+    def _handle_not_sent(self, error: PipelineNotSent) -> None:
+        """Raise the error of a program that cannot be sent to workers, or let the consumer run it from now on."""
         raise error
 
     @optional
     def _learn(self, result: Result, positions: int) -> None:
-        """Learns from a block of so many positions where the next ones should be computed; by default nothing."""
+        """Decide from a block of so many positions where the next ones are computed. By default nothing changes."""
 
     @optional
     def _count_skipped(self, result: Result | None, before: int) -> None:
-        """Counts the elements that were skipped before a position; by default those that the program skipped."""
-        self.count_skipped_in(result, before)
+        """Count the elements that were skipped before a position; by default those that the program has skipped."""
+        if result is not None:
+            count_skipped(self._skips, result.skipped, before)
 
     @optional
     def mark(self) -> tuple[Mark, Sequence[int]]:
-        """The position of the rows that the program starts from, and how many elements its counting steps have seen."""
+        """Return the position in the rows that the program starts from, and the counts of its counting steps."""
         return self._position, self._counts
 
     @optional
-    def _rewind_source(self, mark: Mark) -> None:
-        """Goes to a position of the rows that the program starts from."""
+    def _rewind_rows(self, mark: Mark) -> None:
+        """Go to a position in the rows that the program starts from."""
         self._position = mark
 
     @optional
-    def _source_index(self) -> int:
-        """The index of the next of these rows."""
+    def _get_row_index(self) -> int:
+        """Return the index of the next of these rows."""
         return self._position
+
+    @abc.abstractmethod
+    def _find_row(self, index: int) -> Mark:
+        """Return the position of the row with this index."""
+
+    @abc.abstractmethod
+    def _state_of_rows(self, mark: Mark) -> State:
+        """Return the state that describes a position in these rows."""
+
+    @abc.abstractmethod
+    def _mark_of_rows(self, state: State) -> Mark:
+        """Return the position in these rows that a state describes."""
 
     # Pulling.
 
     def pull(self, count: int) -> Block:
-        while True:  # rows may be dropped, and the placement may change meanwhile
+        while True:  # a filter may drop all rows, and the placement may change meanwhile
             if self._failure_next is not None:
                 failure, self._failure_next = self._failure_next, None
                 raise failure
@@ -160,7 +161,7 @@ class Delivery(Cursor):
                 return rows
 
     def _pull_ahead(self, count: int) -> Block | None:
-        """The next rows of the executor's; none at the end. None if rows are computed here from now on."""
+        """Return the next rows of the executor, none at the end; None if the consumer computes rows from now on."""
         while self._placement is not None:
             result = self._result
             if result is not None and self._row < len(result.rows):
@@ -184,19 +185,19 @@ class Delivery(Cursor):
         return None
 
     def _next_block(self) -> bool:
-        """Takes the next block; False at the end."""
+        """Wait for the next block, and submit another one in its place. Returns False at the end."""
         assert self._placement is not None
         self._result = None
         try:
             self._fill()
         except PipelineNotSent as error:
-            self._not_sent(error)
+            self._handle_not_sent(error)
             return False
         if not self._tickets:
             return False
         ticket = self._tickets[0]
         try:
-            result, seconds = awaited(self._placement.executor, ticket)
+            result, seconds = wait_and_check(self._placement.executor, ticket)
         except BaseException as error:
             if self._step_over(error):
                 return self._next_block()
@@ -204,7 +205,7 @@ class Delivery(Cursor):
                 self._restart()
             raise
         if self._closed:
-            raise ValueError("This iterator was closed while its next element was being computed.")
+            raise ValueError(CLOSED)
         self._tickets.popleft()
         if (failed := self._judge_filters(ticket.task.low, result.stays)) is not None:
             result = _cut(result, *failed)
@@ -213,45 +214,45 @@ class Delivery(Cursor):
             self._after = result.after
         positions = ticket.task.high - ticket.task.low
         expected = -(-positions // self._program.unit)
-        # A worker also makes the rows that a filter drops later: bytes are counted as if all of them had stayed.
-        size = size_of_result(result) * expected // len(result.rows) if len(result.rows) else None
+        # A worker also makes the rows that a filter drops later. So the bytes are counted as if all rows had stayed.
+        size = measure_result(result) * expected // len(result.rows) if len(result.rows) else None
         self._sizer.learn(positions, seconds, size)
         self._learn(result, positions)
         self._fill()
         return True
 
     def _step_over(self, error: BaseException) -> bool:
-        """Skips an element that kills workers, if elements that fail are skipped; False for other errors."""
+        """Skip an element that kills workers, if the options say so. Returns False for other errors."""
         if self._skips is None or not isinstance(error, WorkerDied) or error.at is None:
             return False
         low, high = error.at
         self._count_skipped(self._result, high)
-        self._skips.add(self._program.which(low, high), describe_error(error))
+        self._skips.add(self._program.describe_elements(low, high), describe_error(error))
         before = self._after if self._result is None else self._result.after
-        # As if it had raised: the steps that it came to have seen it.
+        # As if the element had raised an error: the counting steps that it has reached have counted it.
         self._counts = [count + (step < error.counted) for step, count in enumerate(before)]
         self._position = high
         self._restart()
         return True
 
     def make_here(self, low: int, high: int) -> tuple[Block, int]:
-        """Computes the rows of positions [low, high) here. Also returns the position after them.
+        """Compute the rows of positions [low, high) in the consumer. Returns them, and the position after them.
 
-        If a row fails, those before it are delivered first. Its error is raised by the next pull.
+        If a row fails, the rows before it are returned, and the next pull raises its error.
         """
         runner = self._runner
         runner.counts, self._made = self._counts, None
         try:
             rows = runner.make(low, high)
             if not runner.dropped and self._watches is None:
-                self._unjudged += high - low  # filters that have dropped nothing are not judged block by block
+                self._unjudged += high - low  # saves time: a filter is judged only once it has dropped an element
                 self._counts = runner.after
                 return rows, high
             failed = self._judge_filters(low, runner.stays)
             if failed is None:
                 self._counts = runner.after
                 return rows, high
-            result = _cut(runner.result_of(rows), *failed)
+            result = _cut(runner.make_result(rows), *failed)
         except FailedAt as failure:
             result = run_again(runner, low, high, failure)
             if (failed := self._judge_filters(low, result.stays)) is not None:
@@ -262,7 +263,7 @@ class Delivery(Cursor):
         elif len(result.rows):
             position, *self._counts = result.marks[-1].tolist()
             self._failure_next = result.failure
-        self.count_skipped_in(result, position)
+        count_skipped(self._skips, result.skipped, position)
         if result.failure is not None and not len(result.rows):
             raise result.failure
         self._made = result
@@ -277,20 +278,15 @@ class Delivery(Cursor):
 
     @property
     def is_here(self) -> bool:
-        """Whether rows are computed here when they are asked for."""
+        """Whether the consumer computes rows when it needs them."""
         return self._placement is None
 
-    def count_skipped_in(self, result: Result | None, before: int) -> None:
-        """Counts the elements that the program skipped before a position."""
-        if result is not None:
-            count_skipped(self._skips, result.skipped, before)
-
     def _judge_filters(self, low: int, stays: list[list[bool] | int]) -> tuple[int, ValueError] | None:
-        """The first position at which a filter had dropped too many elements, and the error that says so."""
+        """Return the first position at which a filter has dropped too many elements, and the error."""
         errors: list[tuple[int, ValueError]] = []
         if self._watches is None:
             self._watches = [FilterWatch(node, self._options, self._unjudged) for node in self._program.droppers]
-        for number, (watch, kept) in enumerate(zip(self._watches, stays)):  # none for an empty result
+        for number, (watch, kept) in enumerate(zip(self._watches, stays)):  # `stays` of an empty result is empty
             if type(kept) is int and not watch.dropped:
                 watch.seen += kept
             elif (judged := watch.judge(kept)) is not None:
@@ -301,50 +297,50 @@ class Delivery(Cursor):
         return min(errors, key=lambda at: at[0]) if errors else None
 
     def _fill(self) -> None:
-        """Submits tasks until enough of them are under way."""
+        """Submit tasks until the executor has as many as the placement allows."""
         placement = self._placement
         if placement is None:
             return
         assert self._ledger is not None
         executor, most = placement.executor, max(placement.most, self._program.unit)
         while len(self._tickets) < placement.blocks_ahead * executor.stretch() and self._next < self._length:
-            high = min(self._length, self._next + self._sizer.positions())
+            high = min(self._length, self._next + self._sizer.choose_size())
             if self._tickets and high - self._position > most:
-                break  # until there is room for a whole block: else blocks would stay as small as the first ones
+                break  # waits for room for a whole block: otherwise blocks would stay as small as the first ones
             if high < self._length:
                 high -= (high - self._next) % self._program.unit
             given, high = self._draw(self._next, high)
             if high == self._next:
                 break
-            counts = self._counts_at(self._next)
+            counts = self._compute_counts(self._next)
             task = Task(self._program, self._next, high, self._number, counts, self._ledger, given)
             self._tickets.append(executor.submit(task))
             self._next = high
             self._number += 1
 
-    def _counts_at(self, position: int) -> list[int] | None:
-        """How many elements each counting step has seen at `position`, if that is arithmetic."""
+    def _compute_counts(self, position: int) -> list[int] | None:
+        """Return how many elements each counting step has seen at `position`; None if no arithmetic tells it."""
         if self._program.asks:
             return None
         units = self._program.unit_before_counting
         return [base + (position - self._base) // unit for base, unit in zip(self._base_counts, units, strict=True)]
 
-    def _run_at(self, placement: Placement | None) -> None:
-        """From the next row on, rows are computed elsewhere, or here."""
+    def _change_placement(self, placement: Placement | None) -> None:
+        """Compute rows with another executor, or in the consumer, from the next row on."""
         self._forget_tickets()
         if placement is not None:
-            self._new_sizer(placement)  # first: an interrupt may come between any two lines
+            self._make_sizer(placement)  # first: after Ctrl-C between two lines, a placement without sizer would fail
         self._placement = placement
         self._begin_again()
 
-    def _new_sizer(self, placement: Placement) -> None:
-        # Twice as many as can be under way: while those are computed, others are handed over.
+    def _make_sizer(self, placement: Placement) -> None:
+        # Twice as many as can be computed at a time: while those are computed, others are handed out.
         at_once = max(1, min(placement.blocks_ahead, 2 * placement.executor.parallelism))
         most = max(1, max(placement.most, self._program.unit) // at_once)
         self._sizer = Sizer(self._program.unit, most, placement.executor.block_bytes, placement.least)
 
     def _restart(self) -> None:
-        """Throws away all that was computed ahead, and begins again after the row that was delivered last."""
+        """Throw away all that was computed ahead, and begin again after the row that was delivered last."""
         self.rewind(self.mark())
 
     def _forget_tickets(self) -> None:
@@ -364,20 +360,20 @@ class Delivery(Cursor):
     # Positions.
 
     def rewind(self, mark: Mark) -> None:
-        source, self._counts = mark
+        rows_mark, self._counts = mark
         self._failure_next = None
-        self._rewind_source(source)
+        self._rewind_rows(rows_mark)
         self._forget_tickets()
         self._begin_again()
 
     def state_of(self, mark: Mark) -> State:
-        source, counts = mark
-        return state_of(self._program, self._source.state_of(source), counts)
+        rows_mark, counts = mark
+        return make_state(self._program, self._state_of_rows(rows_mark), counts)
 
     def mark_of(self, state: State) -> Mark:
-        inner, counts = counts_of(self._program, state)
+        inner, counts = read_counts(self._program, state)
         with inside(*["parent"] * len(counts)):
-            return self._source.mark_of(inner), counts
+            return self._mark_of_rows(inner), counts
 
     def get_next_index(self) -> int:
         counts, sizes = list(self._counts), []
@@ -392,7 +388,7 @@ class Delivery(Cursor):
                     "The index of the next element is not known: how many elements a filter drops is not known."
                 )
         if index is None:
-            index = self._source_index()
+            index = self._get_row_index()
         for size in reversed(sizes):
             index = -(-index // size)
         return index
@@ -407,8 +403,7 @@ class Delivery(Cursor):
             index *= step.gathers
             if step.count_key:
                 counts.append(index)
-        self._source.set_next_index(index)
-        self.rewind((self._source.mark(), counts[::-1]))
+        self.rewind((self._find_row(index), counts[::-1]))
 
     def start_prefetch(self) -> None:
         super().start_prefetch()
@@ -422,14 +417,14 @@ class Delivery(Cursor):
         if self._placement is not None:
             tickets: list[Ticket] = []
             with contextlib.suppress(IndexError):
-                while True:  # one by one: another thread may be about to add more
+                while True:  # one by one: another thread may add more meanwhile
                     tickets.append(self._tickets.popleft())
             self._placement.executor.forget(tickets)
         super().close()
 
 
 def count_skipped(skips: Skips | None, skipped: list[Skipped], before: int) -> None:
-    """Takes the skips before a position out of a list, and counts them."""
+    """Remove the skips before a position from a list, and count them."""
     while skipped and skipped[0][0] < before:
         assert skips is not None
         skips.add(*skipped.pop(0)[1])
@@ -440,7 +435,7 @@ def _unknown_count(step: int, count: int) -> int:
 
 
 def _cut(result: Result, position: int, error: Exception) -> Result:
-    """A result up to a position at which `error` belongs."""
+    """Return the part of a result before a position, with `error` as its failure."""
     good = int(np.searchsorted(result.marks[:, 0], position, side="right"))
     skipped = [one for one in result.skipped if one[0] < position]
     return Result(blocks.part_of(result.rows, 0, good), result.marks[:good], result.after, error, skipped)

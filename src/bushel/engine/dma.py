@@ -18,7 +18,7 @@ from bushel.engine.slabs import Arena
 logger = logging.getLogger("bushel")
 
 _POLL_S = 0.02
-"""How often the thread looks whether the last array of a closed arena is gone."""
+"""How often the thread checks whether the last array of a closed arena is deleted."""
 
 _STOP = object()
 
@@ -56,7 +56,7 @@ class DmaMapper:
             self._requests.put((arena, slot))
 
     def close(self, arena: Arena) -> None:
-        """Unmaps the slots of an arena, later: when no array looks into them any more."""
+        """Unmap the slots of an arena as soon as no array uses them."""
         if self._asked.pop(arena, None):
             self._requests.put(arena)
 
@@ -74,7 +74,7 @@ class DmaMapper:
                 self._thread = start_thread("bushel-dma", self._exit, self._run)
 
     def _exit(self) -> None:
-        """Ends the thread at once. What is mapped stays so until the process is gone."""
+        """End the thread at once. Slots stay mapped until the process ends."""
         self._exiting = True
         self._requests.put(None)
 

@@ -36,11 +36,11 @@ class HostMemory:
 
     @contextlib.contextmanager
     def for_element(self) -> Iterator[None]:
-        """While it is open, batches that this thread makes lie in a slot, if one is free and they fit."""
+        """Return a context in which batches that this thread makes are in a slot, if one is free and they fit."""
         arena, number = self._arena, None
         if arena is not None:
             number = arena.grant()
-        # The slot and the arrays in it hold the lease. So an element without arrays there gives it back at once.
+        # The slot and the arrays in it hold the lease. If an element has no arrays in it, the lease ends at once.
         slot = Slot(memoryview(b"") if arena is None or number is None else arena.lease(number))
         with memory.allocating(slot.make_array):
             yield
@@ -55,11 +55,11 @@ class HostMemory:
         self._drop_arena()
         count = min(self._slots, self._budget_bytes // slot_bytes)
         if count and not self._closed:
-            with contextlib.suppress(OSError):  # no shared memory: ordinary memory does as well
+            with contextlib.suppress(OSError):  # no shared memory: elements are then made in ordinary memory
                 self._arena = Arena(slot_bytes, count)
 
     def close(self) -> None:
-        """Gives the slots up. Their memory stays as long as arrays look into it."""
+        """Close the arena. Its memory stays as long as arrays use it."""
         self._closed = True
         self._drop_arena()
 

@@ -1,11 +1,12 @@
-"""Observation from outside: wrappers around cursors and executors of a stream whose stages are timed.
+"""Times a stream from outside: wrappers around the cursors and executors of a stream whose stages are timed.
 
-A stream that is not timed has none of them.
+A stream whose stages are not timed has no such wrappers. What a stage does is measured in tally.py.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 import time
 from concurrent.futures import Future
@@ -15,11 +16,12 @@ from bushel.base.blocks import Block
 from bushel.engine import tally
 from bushel.engine.delivery import Delivery
 from bushel.engine.dma import DmaMapper
+from bushel.engine.figures import DELIVERY, THREAD, Pool, Skip, Stage
 from bushel.engine.program import Result
 from bushel.engine.pulling import ThreadedCursor
-from bushel.engine.report import DELIVERY, THREAD, Pool, Report, Skip, Stage
+from bushel.engine.report import Report
 from bushel.engine.tally import Tally
-from bushel.engine.tasks import Executor, Task, Ticket, awaited
+from bushel.engine.tasks import Executor, ExecutorAround, Task, Ticket, wait_and_check
 from bushel.engine.transfer import Put, TransferCursor, TransferTimes
 from bushel.graph.cursors import Cursor, Same
 from bushel.graph.node import Node
@@ -30,7 +32,7 @@ _DELIVERY = -1
 
 
 class Observer:
-    """What is known of an open stream: what its stages take, if they are timed, and in any case its pools."""
+    """The figures of an open stream: its pools, transfers and skips; and the times of its stages, if they are timed."""
 
     def __init__(self) -> None:
         self.skips: Skips | None = None
@@ -45,68 +47,69 @@ class Observer:
         self._last = 0.0
         self._waited_s = 0.0
 
-    def watching(self, node: StreamNode) -> StreamNode:
-        """The same stream, with stages that are timed from now on."""
+    def time_stages(self, node: StreamNode) -> StreamNode:
+        """Return a copy of a stream whose stages are timed."""
         self._timed = True
         return tally.number_stages(node, self._stages)
 
-    def of_part(self, skips: Skips | None) -> Observer:
-        """For a stream that a user's dataset draws from: its pools belong here, what it skips goes to `skips`."""
+    def make_part(self, skips: Skips | None) -> Observer:
+        """Return an observer for a stream inside a user's dataset. Its pools count here; `skips` counts its skips."""
         part = copy.copy(self)
         part.skips = skips
         return part
 
-    def cursor(self, node: StreamNode, cursor: Cursor, *, marked: bool = False) -> Cursor:
-        """The cursor of a node, timed under the number that the node has.
+    def watch_cursor(self, node: StreamNode, cursor: Cursor, *, marked: bool = False) -> Cursor:
+        """Return a cursor whose pulls are timed as those of a node.
 
-        It is `marked` where it could be computed ahead by an executor, and is not.
+        Args:
+          marked: whether a prefetch follows the node, and the node runs in the consumer all the same.
         """
-        number = tally.number_of(node)
+        number = tally.get_number(node)
         if number is None:
             return cursor
         if marked:
             self._marked.add(number)
         return _TimedCursor(cursor, number)
 
-    def delivery(self, cursor: Delivery) -> Cursor:
-        """A cursor that puts results in order, timed."""
+    def watch_delivery(self, cursor: Delivery) -> Cursor:
+        """Return a cursor that times how long the results of an executor take to unpack and put into order."""
         return _TimedDelivery(cursor) if self._timed else cursor
 
-    def stream_delivery(self, cursor: Cursor) -> Cursor:
-        """A cursor that takes the rows of a stream from a worker, timed."""
+    def watch_stream(self, cursor: Cursor) -> Cursor:
+        """Return a cursor that times how long the rows of a whole stream in a worker take to unpack."""
         return _TimedCursor(cursor, _DELIVERY) if self._timed else cursor
 
-    def executor(self, executor: Executor) -> Executor:
-        """An executor of this stream; it is watched where stages are timed."""
-        known = _WatchedExecutor(executor) if self._timed else executor
-        self._pools.append(known)
-        return known
+    def watch_executor(self, executor: Executor) -> Executor:
+        """Return an executor of this stream. It is measured if stages are timed."""
+        watched = _WatchedExecutor(executor) if self._timed else executor
+        self._pools.append(watched)
+        return watched
 
-    def pulled(self, cursor: Cursor, size: int) -> Cursor:
-        """The rows of a cursor, pulled ahead by a thread; what that does is timed too."""
+    def pull_ahead(self, cursor: Cursor, size: int) -> Cursor:
+        """Return a cursor whose rows a thread pulls ahead. The stages in that thread are timed, too."""
         if not self._timed:
             return ThreadedCursor(cursor, size, self.skips)
         thread = _WatchedThread(cursor)
         self._pools.append(thread)
         return _AwaitedCursor(ThreadedCursor(thread, size, self.skips), thread)
 
-    def to_device(self, cursor: Cursor, put: Put, size: int, place: str, mapper: DmaMapper | None) -> Cursor:
-        """The rows of a cursor on devices. Its figures are taken in any case."""
+    def send_to_device(self, cursor: Cursor, put: Put, size: int, place: str, mapper: DmaMapper | None) -> Cursor:
+        """Return a cursor that copies rows to devices. Its transfers are measured even if stages are not timed."""
         times = TransferTimes(place, mapper)
         self._transfers.append(times)
-        return TransferCursor(cursor, put, size, times, lambda sent: self.pulled(sent, size), self.skips, mapper)
+        return TransferCursor(cursor, put, size, times, lambda sent: self.pull_ahead(sent, size), self.skips, mapper)
 
-    def outlet(self, cursor: Cursor) -> Cursor:
-        """The last cursor of the stream, the one that the consumer asks."""
+    def watch_output(self, cursor: Cursor) -> Cursor:
+        """Return the last cursor of the stream, from which the consumer pulls."""
         return _Outlet(cursor, self) if self._timed else cursor
 
     def pull(self, cursor: Cursor, count: int) -> Block:
-        """Pulls for the consumer, and enters what it took."""
+        """Pull for the consumer, and measure how long it waits."""
         begun = time.perf_counter()
         if self._first is None:
             self._first = begun
         try:
-            with tally.taken(self._tally):
+            with tally.measure_into(self._tally):
                 block = cursor.pull(count)
         finally:
             self._last = time.perf_counter()
@@ -115,7 +118,7 @@ class Observer:
         return block
 
     def report(self) -> Report:
-        """All figures as they are now. May be asked from any thread, also while an element is being waited for."""
+        """Return all figures as they are now. Any thread may call this, also while the consumer waits in `next`."""
         tallies: dict[str, Tally] = {"consumer": self._tally.copy()}
         for pool in self._pools:
             if isinstance(pool, _WatchedExecutor | _WatchedThread):
@@ -131,7 +134,7 @@ class Observer:
         return Report(
             timed=self._timed,
             stages=tuple(stages),
-            pools=tuple(_pool_of(pool) for pool in self._pools),
+            pools=tuple(pool.report() for pool in self._pools),
             elements=self._elements,
             elapsed_s=0.0 if self._first is None else self._last - self._first,
             waited_s=self._waited_s,
@@ -152,30 +155,26 @@ class _TimedCursor(Same):
         self._number = number
 
     def pull(self, count: int) -> Block:
-        with tally.timed(self._number) as stage:
-            block = self.parent.pull(count)
-            stage.made(block)
-        return block
+        with tally.timed(self._number) as made:
+            made.append(self.parent.pull(count))
+        return made[0]
 
 
 class _TimedDelivery(Same):
-    """Rows of an executor: putting them in order is timed. Rows that are computed here time themselves."""
+    """A delivery whose work on the results of an executor is timed. Steps that run in the consumer time themselves."""
 
     def __init__(self, cursor: Delivery):
         super().__init__(cursor)
         self._delivery = cursor
 
     def pull(self, count: int) -> Block:
-        if self._delivery.is_here:
-            return self._delivery.pull(count)
-        with tally.timed(_DELIVERY) as stage:
-            block = self._delivery.pull(count)
-            stage.made(block)
-        return block
+        with tally.timed(None if self._delivery.is_here else _DELIVERY) as made:
+            made.append(self._delivery.pull(count))
+        return made[0]
 
 
 class _Outlet(Same):
-    """What the consumer asks: its waiting is counted."""
+    """The last cursor of a stream. It measures how long the consumer waits."""
 
     def __init__(self, cursor: Cursor, observer: Observer):
         super().__init__(cursor)
@@ -186,7 +185,7 @@ class _Outlet(Same):
 
 
 class _WatchedThread(Same):
-    """What a thread pulls: its stages are timed apart from the consumer's."""
+    """The cursor that a thread pulls ahead. Its stages have a tally of their own."""
 
     kind = THREAD
 
@@ -199,17 +198,17 @@ class _WatchedThread(Same):
         self.ready_now = 0
 
     def pull(self, count: int) -> Block:
-        with tally.taken(self.tally):
+        with tally.measure_into(self.tally):
             return self.parent.pull(count)
 
-    def pool(self) -> Pool:
-        """Its figures. It is busy with its stages, and not when it waits for others."""
+    def report(self) -> Pool:
+        """Return the thread's figures. It is busy while its stages compute, and not while it waits for others."""
         busy_s = sum(seconds for _, seconds, _ in self.tally.copy().values())
         return Pool(THREAD, 1, "", busy_s, self.wait_s, self.ready / max(1, self.asked), self.ready_now)
 
 
 class _AwaitedCursor(Same):
-    """The rows that a thread has pulled: waiting for it is counted, and belongs to no stage."""
+    """The rows that a thread has pulled. Measures how long the consumer waits for them; no stage gets this time."""
 
     def __init__(self, cursor: ThreadedCursor, thread: _WatchedThread):
         super().__init__(cursor)
@@ -218,46 +217,29 @@ class _AwaitedCursor(Same):
     def pull(self, count: int) -> Block:
         begun, thread = time.perf_counter(), self._thread
         thread.asked += 1
-        thread.ready += self._cursor.ready()
+        thread.ready += self._cursor.count_ready()
         try:
             return self._cursor.pull(count)
         finally:
             waited_s = time.perf_counter() - begun
-            thread.ready_now = self._cursor.ready()
+            thread.ready_now = self._cursor.count_ready()
             thread.wait_s += waited_s
-            tally.set_aside(waited_s)
+            tally.exclude(waited_s)
 
 
-class _WatchedExecutor(Executor):
-    """An executor whose results bring what their stages took; counts how long they were waited for."""
+class _WatchedExecutor(ExecutorAround):
+    """An executor whose results bring the times of their stages. Measures how long the consumer waits for results."""
 
     def __init__(self, executor: Executor):
-        self._executor = executor
-        self.parallelism = executor.parallelism
-        self.block_bytes = executor.block_bytes
-        self.kind = executor.kind
-        self.keeps_all = executor.keeps_all
-        self.shares_counts = executor.shares_counts
+        super().__init__(executor)
         self.tally: Tally = {}
-        self.busy_s = 0.0
-        self.wait_s = 0.0
-        self.ready_blocks = 0
-        self.blocks = 0
+        self._busy_s = 0.0
+        self._wait_s = 0.0
+        self._ready_blocks = 0
+        self._blocks = 0
         self._under_way: dict[Future[Any], float | None] = {}
-        """When each result was there, None before. By its future: a result must not be part of a cycle."""
+        """When each result arrived; None before. The key is the future: a result must not be part of a cycle."""
         self._lock = threading.Lock()
-
-    def members(self) -> tuple[int, str]:
-        return self._executor.members()
-
-    def deaths(self) -> int:
-        return self._executor.deaths()
-
-    def describe_nodes(self) -> tuple[str, ...]:
-        return self._executor.describe_nodes()
-
-    def stretch(self) -> int:
-        return self._executor.stretch()
 
     def submit(self, task: Task) -> Ticket:
         ticket = self._executor.submit(task)
@@ -266,48 +248,39 @@ class _WatchedExecutor(Executor):
         return ticket
 
     def _done(self, done: Future[Any]) -> None:
-        with self._lock:  # whoever waited may be taking it out just now
+        with self._lock:  # otherwise `_remove` on another thread could come between these two lines
             if done in self._under_way:
                 self._under_way[done] = time.perf_counter()
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         begun = time.perf_counter()
-        self.ready_blocks += self.ready_now()
-        self.blocks += 1
+        self._ready_blocks += self._count_ready()
+        self._blocks += 1
         try:
-            result, seconds = awaited(self._executor, ticket)
+            result, seconds = wait_and_check(self._executor, ticket)
         finally:
-            done = self._taken_out(ticket) or time.perf_counter()
+            done = self._remove(ticket) or time.perf_counter()
             waited_s = max(0.0, done - begun)
-            self.wait_s += waited_s
-            tally.set_aside(waited_s)
-        self.busy_s += seconds
+            self._wait_s += waited_s
+            tally.exclude(waited_s)
+        self._busy_s += seconds
         tally.add(self.tally, result.tally or {})
         return result, seconds
 
-    def ready_now(self) -> int:
-        """How many results are there that nobody has asked for."""
+    def _count_ready(self) -> int:
+        """Return how many results have arrived that the consumer has not asked for."""
         return sum(done is not None for done in list(self._under_way.values()))
 
     def forget(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            self._taken_out(ticket)
+            self._remove(ticket)
         self._executor.forget(tickets)
 
-    def _taken_out(self, ticket: Ticket) -> float | None:
+    def _remove(self, ticket: Ticket) -> float | None:
         with self._lock:
             return self._under_way.pop(ticket.done, None)
 
-    def close(self) -> None:
-        self._executor.close()
-
-
-def _pool_of(executor: Executor | _WatchedThread) -> Pool:
-    if isinstance(executor, _WatchedThread):
-        return executor.pool()
-    size, why = executor.members()
-    deaths, nodes = executor.deaths(), executor.describe_nodes()
-    if not isinstance(executor, _WatchedExecutor):
-        return Pool(executor.kind, size, why, deaths=deaths, nodes=nodes)
-    ready = executor.ready_blocks / max(1, executor.blocks)
-    return Pool(executor.kind, size, why, executor.busy_s, executor.wait_s, ready, executor.ready_now(), deaths, nodes)
+    def report(self) -> Pool:
+        ready = self._ready_blocks / max(1, self._blocks)
+        figures = {"busy_s": self._busy_s, "wait_s": self._wait_s, "ready_blocks": ready}
+        return dataclasses.replace(self._executor.report(), **figures, ready_now=self._count_ready())

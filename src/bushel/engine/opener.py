@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import itertools
@@ -16,15 +17,16 @@ from bushel.base.blocks import Block
 from bushel.base.options import DatasetOptions, ExecutionTrackingMode, RayOptions, ReadOptions
 from bushel.engine.delivery import Placement
 from bushel.engine.dma import DmaMapper
-from bushel.engine.drawn import DrawnDelivery
+from bushel.engine.drawn_delivery import DrawnDelivery
+from bushel.engine.figures import count_cores
 from bushel.engine.host_memory import HostMemory, InHostMemory
 from bushel.engine.observe import Observer
-from bushel.engine.positions import PositionDelivery
-from bushel.engine.program import Misfit, Program, first_that_asks
+from bushel.engine.position_delivery import PositionDelivery
+from bushel.engine.program import Misfit, Program, find_step_that_asks
 from bushel.engine.round_trips import costs_round_trips, count_together
 from bushel.engine.stream_delivery import StreamDelivery
 from bushel.engine.stream_program import StreamProgram
-from bushel.engine.tasks import FORKED, Executor, Threads, cores, in_worker
+from bushel.engine.tasks import FORKED, Executor, Threads, in_worker
 from bushel.graph.batch import is_ours
 from bushel.graph.cursors import Cursor, Mark, Over, Same
 from bushel.graph.custom import CustomStream
@@ -53,45 +55,50 @@ def open_stream(
     executor: Executor | None = None,
     observer: Observer | None = None,
 ) -> Cursor:
-    """A cursor at the start of a stream.
+    """Return a cursor at the start of a stream.
 
     Args:
       node: the stream.
-      read_options: stand for those of every node, if given.
-      executor: runs all that can run ahead, if given, as if the whole stream were marked with `mp_prefetch`.
-      observer: learns what the stream takes, if its options ask for that.
+      read_options: used in place of the options of every node, if given.
+      executor: computes all that can be computed ahead, if given, as if the stream ended with an `mp_prefetch`.
+      observer: measures the stages, if the options of the stream ask for that.
     """
     observer = observer or Observer()
     outer = _outer.get()
     if outer is None:
         options = options_of(node)
         if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING:
-            node = observer.watching(node)
-        observer.skips = _skips_of(options)
+            node = observer.time_stages(node)
+        observer.skips = _make_skips(options)
         opener = _Opener(options, observer, read_options)
     else:
-        opener = outer.inside(options_of(node), read_options)
+        opener = outer.make_inner(options_of(node), read_options)
         observer.skips = opener.skips
     if executor is None:
         cursor = opener.open(node)
     else:
-        cursor = opener.running_ahead(node, opener.observer.executor(executor), 2 * executor.parallelism)
-    if opener.skips is not None and (outer is None or outer.skips is None):  # else they are counted in its state
+        watched = opener.observer.watch_executor(executor)
+        cursor = opener.open_ahead(node, Placement(watched, 2 * executor.parallelism))
+    # If the outer stream skips elements, its own state has the count.
+    if opener.skips is not None and (outer is None or outer.skips is None):
         cursor = _SkippingCursor(cursor, opener.skips)
-    return observer.outlet(cursor) if outer is None else cursor
+    return observer.watch_output(cursor) if outer is None else cursor
 
 
 _outer: contextvars.ContextVar[_Opener | None] = contextvars.ContextVar("outer", default=None)
-"""Who opens a user's own dataset just now. It opens what it draws from as streams of their own, which belong to the
-same pipeline: they have its options, its executor and its count of skips; but to the report it is one stage."""
+"""The opener of the pipeline, while it calls `iter` on a dataset of the user's own class.
+
+Such a dataset opens its parents as streams, by `open_stream`. These streams belong to the same pipeline: they use its
+options, its executor and its count of skipped elements. The report shows the dataset as one stage.
+"""
 
 
-def _skips_of(options: DatasetOptions) -> Skips | None:
+def _make_skips(options: DatasetOptions) -> Skips | None:
     return Skips(options.skip_limit) if options.on_error == "skip" else None
 
 
 def open_alone(node: StreamNode, options: DatasetOptions, skips: Skips | None) -> Cursor:
-    """A cursor for a worker that runs a stream whole: marks for workers mean nothing there."""
+    """Return a cursor for a worker that runs a whole stream. An `mp_prefetch` inside this stream is ignored."""
     observer = Observer()
     observer.skips = skips
     return _Opener(options, observer, None, alone=True).open(node)
@@ -99,16 +106,17 @@ def open_alone(node: StreamNode, options: DatasetOptions, skips: Skips | None) -
 
 @dataclasses.dataclass(eq=False)
 class _Opener:
-    """Opens the nodes of one pipeline. It is not changed; parts of the pipeline are opened by copies of it."""
+    """Opens the nodes of one pipeline. An opener never changes: a copy of it opens a part that runs elsewhere."""
 
     options: DatasetOptions
     observer: Observer
     read_options: ReadOptions | None
-    executor: Executor | None = None
-    blocks_ahead: int = 0
+    placement: Placement | None = None
+    """Where elements are computed ahead; None if the consumer computes them when it asks for them."""
     alone: bool = False
+    """Whether a worker runs the whole stream, and starts no workers or threads of its own."""
     host_memory: HostMemory | None = None
-    """Where elements are made that go to a device."""
+    """The memory for elements that go to a device."""
     mapper: DmaMapper | None = None
     """Maps the memory of elements that go to a GPU."""
     pools: _Pools = dataclasses.field(default_factory=lambda: _Pools())
@@ -119,43 +127,40 @@ class _Opener:
 
     @property
     def ahead_of_turn(self) -> bool:
-        return self.executor is not None
+        return self.placement is not None
 
     def open(self, node: StreamNode, *, copied: bool = False) -> Cursor:
         base, steps = split_steps(node, self._is_ignored)
         if type(base) is Elements:
             return self._open_elements(base, steps, copied)
-        return self.over(self._open_base(base), steps)
+        return self.open_steps(self._open_base(base), steps)
 
     def _is_ignored(self, node: StreamNode) -> bool:
-        """Whether a node asks for workers or threads, and has them already or cannot have them."""
+        """Return whether a node asks for workers or threads that exist already, or that it cannot have."""
         if type(node) is Pulled:
             return not node.size
         if type(node) is not Ahead:
             return False
-        if self.executor is not None or self.alone or node.options.num_workers == 0:
-            return True  # of two `mp_prefetch`, one inside the other, the outer one serves both
-        # A worker starts no workers: a user's dataset in there may ask for some, or a module that is being imported.
+        if self.placement is not None or self.alone or node.options.num_workers == 0:
+            return True  # if an `mp_prefetch` contains another one, only the outer one starts workers
+        # A worker starts no workers. A user's dataset in a worker may ask for some, or a module that it imports.
         return in_worker() and not node.threads
 
     def _open_base(self, node: StreamNode) -> Cursor:
         if isinstance(node, Ahead):
-            if isinstance(node.options, RayOptions) and (kept := _find_kept_actors(node)) is not None:
-                blocks_ahead = kept.parallelism * (2 + node.options.per_worker_buffer_size)
-                return self.running_ahead(node.parent, self.observer.executor(kept), blocks_ahead)
-            pool = self.pools.hold(node, lambda: self.observer.executor(_executor(node, self.mapper)))
-            blocks_ahead = pool.executor.parallelism * (2 + node.options.per_worker_buffer_size)
-            cursor = self.running_ahead(node.parent, pool.executor, blocks_ahead)
-            return _Owner(cursor, lambda: self.pools.let_go(pool))
+            if (kept := _find_kept_actors(node)) is not None:
+                return self.open_ahead(node.parent, _place(node, self.observer.watch_executor(kept)))
+            pool = self.pools.hold(node, lambda: self.observer.watch_executor(_start_executor(node, self.mapper)))
+            return _Owner(self.open_ahead(node.parent, _place(node, pool.executor)), lambda: self.pools.let_go(pool))
         if isinstance(node, Pulled):
-            return self.observer.pulled(self._open_in_host_memory(node.parent), node.size)
+            return self.observer.pull_ahead(self._open_in_host_memory(node.parent), node.size)
         if isinstance(node, ToDevice):
             return self._open_on_device(node)
         assert isinstance(node, Ordered)
-        return self.observer.cursor(node, node.open(self), marked=self.executor is not None)
+        return self.observer.watch_cursor(node, node.open(self), marked=self.placement is not None)
 
     def _open_on_device(self, node: ToDevice) -> Cursor:
-        if self.executor is not None or self.alone:
+        if self.placement is not None or self.alone:
             raise ValueError(
                 f"Workers cannot use the device, so {node.call()} must come after mp_prefetch: "
                 "write ds.mp_prefetch(...).to_device(...)."
@@ -165,7 +170,7 @@ class _Opener:
                 'Batches that several processes read together cannot skip elements that fail (on_error="skip"): the '
                 "other processes would not know which ones. Leave them out before, with `where` or `slice`."
             )
-        # Loaded here: they need JAX.
+        # Imported here, because they import JAX.
         from bushel.engine import dma, transfer
 
         devices = transfer.find_devices(node.where)
@@ -175,15 +180,15 @@ class _Opener:
         else:
             stream, put = node.rows.restrict(node.parent), node.rows.assemble
         mapper = dma.find_mapper(devices)
-        # The elements on the device, one in the making, and those that are under way.
+        # For the elements on the device, those on their way, and one that is being made.
         host_memory = HostMemory(_HOST_BYTES, 2 * node.buffer + 4, mapper)
         parent = dataclasses.replace(self, host_memory=host_memory, mapper=mapper)._open_in_host_memory(stream)
-        return self.observer.to_device(parent, put, node.buffer, transfer.name_devices(devices), mapper)
+        return self.observer.send_to_device(parent, put, node.buffer, transfer.name_devices(devices), mapper)
 
     def _open_in_host_memory(self, node: StreamNode) -> Cursor:
-        """A stream whose elements go to a device, if they do: they are made in slots that are used again.
+        """Open a stream. If its elements go to a device, they are made in slots of memory that are used again.
 
-        If a thread computes the elements, the slots are handed out on that thread.
+        If a thread pulls the stream ahead, that thread takes the slots.
         """
         if self.host_memory is None or isinstance(node, Pulled):
             return self.open(node)
@@ -191,139 +196,138 @@ class _Opener:
 
     def _open_elements(self, node: Elements, steps: list[Step], copied: bool) -> Cursor:
         options = self.read_options or node.read_options
-        in_memory = _in_memory(node.parent) if options is None else not options.threaded
-        if self.executor is not None or in_memory:
+        in_memory = _is_in_memory(node.parent) if options is None else not options.threaded
+        if self.placement is not None or in_memory:
             return self._open_chain(node, steps, copied)
-        # Threads compute the elements of the map node alone: the steps after it may not be made for threads.
-        executors: list[Executor] = []
+        # Threads compute only the elements of the map node. The user's functions after it may not be safe in threads.
+        started = contextlib.ExitStack()
 
         def in_threads() -> Placement:
             chosen = options or ReadOptions()
-            executors.append(self.observer.executor(Threads(chosen.num_threads)))
+            executor = self.observer.watch_executor(Threads(chosen.num_threads))
+            started.callback(executor.close)
             least = count_together(node.parent, chosen.num_threads)
-            return Placement(executors[0], chosen.prefetch_buffer_size, chosen.prefetch_buffer_size, least)
+            return Placement(executor, chosen.prefetch_buffer_size, chosen.prefetch_buffer_size, least)
 
-        def end_threads() -> None:
-            for executor in executors:
-                executor.close()
-
-        program = self._program(node, [], stacked_next=copied and not steps)
+        program = self._make_program(node, [], stacked_next=copied and not steps)
         if options is None and not costs_round_trips(node.parent):
             cursor = PositionDelivery(program, None, self.options, self.skips, in_threads)
         else:
             cursor = PositionDelivery(program, in_threads(), self.options, self.skips)
-        return self.over(_Owner(self.observer.delivery(cursor), end_threads), steps)
+        return self.open_steps(_Owner(self.observer.watch_delivery(cursor), started.close), steps)
 
     def _open_chain(self, node: Elements, steps: list[Step], copied: bool) -> Cursor:
-        """The elements of a map node and the steps after them, as one program if no element can be missing."""
+        """Open the elements of a map node and the steps after them: as one program, if no element can be missing."""
         holes = node.parent.sparse and not node.allow_nones
         if holes or self.skips is not None or any([step.drops for step in steps]):
             return self._cut_in_consumer(node, steps, copied)
-        program = self._program(node, steps, stacked_next=copied)
-        whole = self._in_order(program)
+        program = self._make_program(node, steps, stacked_next=copied)
+        whole = self._deliver(program)
         if program.unit == 1 and not program.counting:
             return whole
         return _ChainCursor(whole, lambda: self._cut_in_consumer(node, steps, copied))
 
     def _cut_in_consumer(self, node: Elements, steps: list[Step], copied: bool) -> Cursor:
-        """The elements of a map node and the steps after them, if some may be missing: the consumer cuts batches."""
+        """Open the elements of a map node and its steps if some may be missing: the consumer cuts batches."""
         cut = next((place for place, step in enumerate(steps) if type(step) is BatchStream), len(steps))
-        if self.executor is not None and not self.executor.shares_counts:
-            cut = first_that_asks(steps[:cut], True, self.skips is not None)
+        if not self._shares_counts():
+            cut = find_step_that_asks(steps[:cut], True, self.skips is not None)
         following = steps[cut] if cut < len(steps) else None
         stacked_next = copied if following is None else type(following) is BatchStream and is_ours(following.batch_fn)
-        rows = self._program(node, steps[:cut], stacked_next=stacked_next, may_miss=True)
-        return self.over(self._in_order(rows), steps[cut:])
+        rows = self._make_program(node, steps[:cut], stacked_next=stacked_next, may_miss=True)
+        return self.open_steps(self._deliver(rows), steps[cut:])
 
-    def _program(self, node: Elements | None, steps: list[Step], **options: bool) -> Program:
-        """A program over the elements of a map node, or over rows that are given."""
+    def _make_program(self, node: Elements | None, steps: list[Step], **options: bool) -> Program:
+        """Return a program over the elements of a map node; if `node` is None, over rows that tasks bring along."""
         skip = self.skips is not None
         if node is None:
             return Program(None, True, tuple(steps), skip=skip)
         return Program(node.parent, node.allow_nones, tuple(steps), skip=skip, reading=node, **options)
 
-    def _in_order(self, program: Program) -> Cursor:
-        """The rows of a program over a map node."""
-        return self.observer.delivery(
-            PositionDelivery(program, self._placement(program.node), self.options, self.skips)
-        )
-
-    def _placement(self, node: MapNode | None = None) -> Placement | None:
-        """Who computes what can be computed ahead, of a map node if given; None is the consumer, when asked."""
-        if self.executor is None:
-            return None
-        least = 1 if node is None else count_together(node, self.executor.parallelism)
-        return Placement(self.executor, self.blocks_ahead, least=least)
+    def _deliver(self, program: Program) -> Cursor:
+        """Return a cursor over the rows of a program over a map node."""
+        placement = self.placement
+        if placement is not None and program.node is not None:
+            least = count_together(program.node, placement.executor.parallelism)
+            placement = dataclasses.replace(placement, least=least)
+        return self.observer.watch_delivery(PositionDelivery(program, placement, self.options, self.skips))
 
     def part(self, node: StreamNode) -> Cursor:
-        if self.executor is None or not _has_opaque_leaf(node):
+        if self.placement is None or not _has_opaque_leaf(node):
             return self.open(node)
         program = StreamProgram(node, open_alone, self.options, skip=self.skips is not None)
-        return self.observer.stream_delivery(StreamDelivery(program, self.executor, self.observer.skips))
+        return self.observer.watch_stream(StreamDelivery(program, self.placement.executor, self.skips))
 
     def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        def opened() -> Iterator[Any]:
+        def call_iter() -> Iterator[Any]:
             _outer.set(self)
             return iter(dataset)
 
-        return contextvars.copy_context().run(opened)  # whatever interrupts it, nothing of it stays
+        # In a copy of the context: however `iter` ends, also by Ctrl-C, `_outer` is then what it was before.
+        return contextvars.copy_context().run(call_iter)
 
     def own_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        observer = self.observer.of_part(None if self.observer.skips is None else Skips(None))
-        return dataclasses.replace(self, observer=observer, executor=None, alone=True).own(dataset)
+        observer = self.observer.make_part(None if self.observer.skips is None else Skips(None))
+        return dataclasses.replace(self, observer=observer, placement=None, alone=True).own(dataset)
 
-    def inside(self, options: DatasetOptions, read_options: ReadOptions | None) -> _Opener:
-        """Opens a stream that a user's own dataset draws from."""
+    def make_inner(self, options: DatasetOptions, read_options: ReadOptions | None) -> _Opener:
+        """Return an opener for a stream that a dataset of the user's own class reads."""
         options = self.options.merge(options)
-        observer = self.observer.of_part(self.observer.skips or _skips_of(options))
+        observer = self.observer.make_part(self.skips or _make_skips(options))
         return dataclasses.replace(self, options=options, observer=observer, read_options=read_options)
 
-    def over(self, cursor: Cursor, steps: list[Step]) -> Cursor:
-        """Steps on the rows of a cursor. Batches are cut in the consumer; the rest may go to workers."""
+    def open_steps(self, cursor: Cursor, steps: list[Step]) -> Cursor:
+        """Return a cursor that applies steps to the rows of another one. The consumer cuts the batches."""
         for is_batch, run in itertools.groupby(steps, key=_is_batch):
             if is_batch:
                 for step in run:
                     batches = BatchCursor(cursor, cast(BatchStream, step), self.skips)
-                    cursor = self.observer.cursor(step, batches, marked=self.executor is not None)
+                    cursor = self.observer.watch_cursor(step, batches, marked=self.placement is not None)
             else:
                 for stage in self._stages(list(run)):
-                    drawn = DrawnDelivery(
-                        cursor, self._program(None, stage), self._placement(), self.options, self.skips
-                    )
-                    cursor = self.observer.delivery(drawn)
+                    program = self._make_program(None, stage)
+                    drawn = DrawnDelivery(cursor, program, self.placement, self.options, self.skips)
+                    cursor = self.observer.watch_delivery(drawn)
         return cursor
 
     def _stages(self, steps: list[Step]) -> Iterator[list[Step]]:
-        """The steps as one stage; as several, if no task may ask how many elements came before it."""
+        """Yield all steps as one stage; as several, if a task cannot ask how many elements came before it."""
         while steps:
-            cut = len(steps)
-            if self.executor is not None and not self.executor.shares_counts:
-                cut = first_that_asks(steps, False, self.skips is not None)
+            cut = len(steps) if self._shares_counts() else find_step_that_asks(steps, False, self.skips is not None)
             yield steps[:cut]
             steps = steps[cut:]
 
-    def running_ahead(self, node: StreamNode, executor: Executor, blocks_ahead: int) -> Cursor:
-        return dataclasses.replace(self, executor=executor, blocks_ahead=blocks_ahead).open(node)
+    def _shares_counts(self) -> bool:
+        return self.placement is None or self.placement.executor.shares_counts
+
+    def open_ahead(self, node: StreamNode, placement: Placement) -> Cursor:
+        """Open a stream whose elements an executor computes ahead."""
+        return dataclasses.replace(self, placement=placement).open(node)
 
 
 _HOST_BYTES = 1 << 30
-"""How large the slots may be together in which the consumer makes elements for a device."""
+"""How many bytes all slots may have in which the consumer makes elements for a device."""
 
 
-def _executor(node: Ahead, mapper: DmaMapper | None) -> Executor:
-    """Those whom a mark asks for."""
+def _place(node: Ahead, executor: Executor) -> Placement:
+    """Return the placement for an `mp_prefetch` node: each worker may have two blocks, and those of its buffer."""
+    return Placement(executor, executor.parallelism * (2 + node.options.per_worker_buffer_size))
+
+
+def _start_executor(node: Ahead, mapper: DmaMapper | None) -> Executor:
+    """Return the executor that an `mp_prefetch` node asks for."""
     if isinstance(node.options, RayOptions):
         from bushel.engine.actors.executor import start_actors
 
         return start_actors(node.options, node.init, mapper)
-    num_workers = cores() if node.options.num_workers is None else node.options.num_workers
+    num_workers = count_cores() if node.options.num_workers is None else node.options.num_workers
     if node.threads:
         return Threads(num_workers)
-    # Loaded when they are needed: sockets, subprocesses and cloudpickle are a fifth of what `import bushel` costs.
-    from bushel.engine.zygote import FORKS, STARTER
+    # Imported when they are needed: sockets, subprocesses and cloudpickle are a fifth of the time of `import bushel`.
+    from bushel.engine.processes.zygote import FORKS, STARTER
 
     with STARTER.starting(fork=FORKS):
-        from bushel.engine.processes import DEFAULT_BUDGET_BYTES, Processes
+        from bushel.engine.processes.executor import DEFAULT_BUDGET_BYTES, Processes
 
         executor = Processes(
             num_workers,
@@ -335,50 +339,53 @@ def _executor(node: Ahead, mapper: DmaMapper | None) -> Executor:
         )
     if node.options.num_workers is not None:
         return executor
-    from bushel.engine.autotune import Tuned
+    from bushel.engine.pool.autotune import Tuned
 
     return Tuned(executor)
 
 
 def _find_kept_actors(node: Ahead) -> Executor | None:
-    """The actors that a block around this iterator keeps for several of them, if they are what the mark asks for."""
+    """Return the actors that `keeping_actors` has started, if they are those that a `ray_prefetch` node asks for."""
+    if not isinstance(node.options, RayOptions) or node.init is not None:
+        return None
     from bushel.engine.actors.executor import find_kept
 
-    return find_kept(node.options) if isinstance(node.options, RayOptions) and node.init is None else None
+    return find_kept(node.options)
 
 
 @dataclasses.dataclass(eq=False)
 class _Pool:
-    """The executor of a mark, and how many cursors hold it."""
+    """An executor, the `mp_prefetch` node that asked for it first, and how many cursors use it."""
 
-    mark: Ahead
+    node: Ahead
     executor: Executor
     holders: int = 0
 
-    def serves(self, mark: Ahead) -> bool:
-        mine = self.mark
-        return mine.threads == mark.threads and mine.options == mark.options and mine.init is mark.init
+    def serves(self, node: Ahead) -> bool:
+        """Return whether another node asks for the same executor."""
+        mine = self.node
+        return mine.threads == node.threads and mine.options == node.options and mine.init is node.init
 
 
 class _Pools:
-    """The pools of one iterator: marks that ask for the same share one, and its budget."""
+    """The executors of one iterator. Nodes that ask for the same executor share it, and its memory budget."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: list[_Pool] = []
 
-    def hold(self, mark: Ahead, make: Callable[[], Executor]) -> _Pool:
-        """The pool for a mark, open until all who hold it have let it go."""
+    def hold(self, node: Ahead, start: Callable[[], Executor]) -> _Pool:
+        """Return the pool for a node. It is closed when each cursor that holds it has called `let_go`."""
         with self._lock:
-            pool = next((pool for pool in self._open if pool.serves(mark)), None)
+            pool = next((pool for pool in self._open if pool.serves(node)), None)
             if pool is None:
-                pool = _Pool(mark, make())
+                pool = _Pool(node, start())
                 self._open.append(pool)
             pool.holders += 1
             return pool
 
     def let_go(self, pool: _Pool) -> None:
-        """Closes a pool that nobody else holds."""
+        """Close a pool, unless another cursor holds it."""
         with self._lock:
             pool.holders -= 1
             if pool.holders:
@@ -387,14 +394,14 @@ class _Pools:
         pool.executor.close()
 
 
-def default_options(node: MapNode) -> ReadOptions:
-    """Without options: threads where records come from outside memory (once that proves slow), else none."""
-    return ReadOptions(0, 0) if _in_memory(node) else ReadOptions()
+def choose_read_options(node: MapNode) -> ReadOptions:
+    """Return the options of a node for which the user gives none: no threads if its records are in memory."""
+    return ReadOptions(0, 0) if _is_in_memory(node) else ReadOptions()
 
 
-def _in_memory(node: Node) -> bool:
+def _is_in_memory(node: Node) -> bool:
     for parent in node.parents:
-        if not _in_memory(parent):
+        if not _is_in_memory(parent):
             return False
     if type(node) is not Source:
         return True
@@ -410,7 +417,7 @@ def _is_batch(step: Step) -> bool:
 
 
 def split_steps(node: StreamNode, is_ignored: Callable[[StreamNode], bool]) -> tuple[StreamNode, list[Step]]:
-    """The steps that end with `node`, in order, and the stream that they begin from."""
+    """Return the stream that the steps before `node` begin from, and these steps, the first one first."""
     steps: list[Step] = []
     while True:
         if isinstance(node, Step):
@@ -421,25 +428,25 @@ def split_steps(node: StreamNode, is_ignored: Callable[[StreamNode], bool]) -> t
 
 
 def _has_opaque_leaf(node: Node) -> bool:
-    """Whether something of a stream can only be read in order, by one reader."""
+    """Return whether a part of a stream can only be read in order, by one reader."""
     if isinstance(node, (MapNode, CustomStream)):
         return isinstance(node, CustomStream)
     return not node.parents or any(_has_opaque_leaf(parent) for parent in node.parents)
 
 
 class _ChainCursor(Cursor):
-    """The rows of a program that relies on all elements being there; goes on in another way if one is missing.
+    """The rows of a program whose batches rely on all elements being there; or of another cursor, once one is missing.
 
-    As long as no element is missing, every batch is known by arithmetic, and the program makes batches. A `map` of the
-    user's that returns None shows only on the way that elements are missing (`Misfit`). From then on batches are cut
-    in the consumer. States are the same in both ways.
+    While no element is missing, the positions of every batch are known, and workers make whole batches. If a user's
+    `map` returns None, an element is missing, and the program raises `Misfit`. From then on the consumer cuts the
+    batches. Both ways have the same states.
     """
 
     def __init__(self, whole: Cursor, cut_in_consumer: Callable[[], Cursor]):
         self._cut_in_consumer = cut_in_consumer
-        self._go_on_with(whole)
+        self._continue_with(whole)
 
-    def _go_on_with(self, rows: Cursor) -> None:
+    def _continue_with(self, rows: Cursor) -> None:
         self._rows, self.parents = rows, (rows,)
 
     def pull(self, count: int) -> Block:
@@ -448,7 +455,7 @@ class _ChainCursor(Cursor):
         except Misfit:
             whole, cut = self._rows, self._cut_in_consumer()
             cut.set_state(whole.get_state())
-            self._go_on_with(cut)
+            self._continue_with(cut)
             whole.close()
             return cut.pull(count)
 
@@ -477,7 +484,7 @@ class _ChainCursor(Cursor):
 
 
 class _SkippingCursor(Over):
-    """Keeps in its state how many elements were skipped."""
+    """Adds the number of skipped elements to the state."""
 
     def __init__(self, parent: Cursor, skips: Skips):
         super().__init__(parent)
@@ -491,7 +498,7 @@ class _SkippingCursor(Over):
 
     def rewind(self, mark: Mark) -> None:
         parent, count = mark
-        with collect_skips(self._skips):  # going back may read again
+        with collect_skips(self._skips):  # a parent may read elements again, whose skips were counted before
             self.parent.rewind(parent)
         self._skips.count = count
 
@@ -500,12 +507,12 @@ class _SkippingCursor(Over):
         return {"parent": self.parent.state_of(parent), "skipped": count}
 
     def mark_of(self, state: State) -> Mark:
-        if isinstance(state, dict) and "skipped" not in state:  # of a run that did not skip
+        if isinstance(state, dict) and "skipped" not in state:  # the state of a run without `on_error="skip"`
             return self.parent.mark_of(state), 0
         return self.parent_mark_of(state), read_count(state, "skipped")
 
     def catch_up(self) -> None:
-        with collect_skips(self._skips):  # all of it was counted
+        with collect_skips(self._skips):  # these skips were counted before the state was saved
             super().catch_up()
 
     def get_next_index(self) -> int:
@@ -516,7 +523,7 @@ class _SkippingCursor(Over):
 
 
 class _Owner(Same):
-    """A cursor that ends what it has of an executor when it is closed."""
+    """A cursor that closes its executor when it is closed."""
 
     def __init__(self, cursor: Cursor, end: Callable[[], None]):
         super().__init__(cursor)
@@ -529,7 +536,7 @@ class _Owner(Same):
         return self.parent.pull(count)
 
     def close(self) -> None:
-        if os.getpid() == self._process:  # a forked child leaves all to its parent
+        if os.getpid() == self._process:  # in a forked child, the workers belong to the parent process
             super().close()
             end, self._end = self._end, None
             if end is not None:

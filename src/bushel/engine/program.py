@@ -1,9 +1,9 @@
 """Programs: the one place that runs per-element operations and batches, for all executors.
 
-A program is a stretch of a stream that does not look at neighbours: the elements of a map node, or rows that are
-given, then per-element operations, then perhaps batches. Running it on a block of positions is a pure function of
-the positions. The result says for each row where the stream stands after it, so that delivery knows the state.
-Errors, retries element by element, and skipping are here and nowhere else; ordered stages are in graph/.
+A program is a part of a stream whose operations do not look at neighbours. It starts from the elements of a map node,
+or from rows that a task brings along. Then come per-element operations, then perhaps batches. The result of a program
+is a pure function of a block of positions. It has for each row the position after that row, so that delivery knows the
+state. Errors, retries element by element, and skipping are here and nowhere else; ordered stages are in graph/.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ CountBefore = Callable[[int, int], int]
 
 @dataclasses.dataclass(eq=False)
 class Program:
-    """The elements of `node`, then `steps`. Where it is not `sparse`, all elements must be there (`Misfit`).
+    """The elements of `node`, then `steps`. It never changes.
 
-    It is not changed once it is made.
+    If it is not `sparse`, all elements must be there. If one is missing all the same, running it raises `Misfit`.
     """
 
     node: MapNode | None
-    """None where each task brings its rows."""
+    """None if each task brings its rows."""
     allow_nones: bool = False
     steps: tuple[Step, ...] = ()
     stacked_next: bool = False
@@ -58,9 +58,9 @@ class Program:
     skip: bool = False
     """Whether an element that fails is skipped, and listed in `Result.skipped`."""
     reading: Elements | None = None
-    """The stage under which reading the node's elements is timed in the consumer."""
+    """The stage whose time is that of reading the node's elements in the consumer, if stages are timed."""
     unit: int = dataclasses.field(default=1, init=False)
-    """Positions that make one row, where none is missing: blocks hold whole multiples of it."""
+    """How many positions make one row, if no element is missing. Blocks hold whole multiples of it."""
     drops: bool = dataclasses.field(default=False, init=False)
     """Whether a step drops elements."""
     timed: bool = dataclasses.field(default=False, init=False)
@@ -70,38 +70,38 @@ class Program:
         self.counting: list[Step] = []
         """The steps that depend on how many elements came before."""
         self.unit_before_counting: list[int] = []
-        """For each counting step, positions that make one of its elements."""
+        """For each counting step, how many positions make one of its elements."""
         for step in self.steps:
             self.unit *= step.gathers
             self.drops = self.drops or step.drops
             if step.count_key is not None:
                 self.counting.append(step)
                 self.unit_before_counting.append(self.unit)
-        self.timed = type(self.node) is Watched or any(tally.number_of(step) is not None for step in self.steps)
+        self.timed = type(self.node) is Watched or any(tally.get_number(step) is not None for step in self.steps)
 
     @property
     def length(self) -> int:
-        """How many positions there are."""
+        """The number of positions."""
         return INFINITE if self.node is None else self.node.length
 
     def origins(self, position: int) -> tuple[Origin, ...]:
-        """The records of which the element at a position is made, where they are known."""
+        """Return the records of which the element at a position is made, if they are known."""
         return () if self.node is None else self.node.origins(position)
 
     def call(self) -> str:
-        """The operation that is seen first, as it was written."""
+        """Return the operation that a user sees first, as the user wrote it."""
         return self.steps[0].call() if self.node is None else self.node.call()
 
-    def which(self, low: int, high: int) -> str:
-        """The elements at positions [low, high), in words. Where rows are given, their number is not known here."""
+    def describe_elements(self, low: int, high: int) -> str:
+        """Return words for the elements at positions [low, high). Rows that a task brings have no known position."""
         if self.node is None:
             return f"an element of {self.steps[0].describe()}"
         one = high == low + 1
         return f"{f'element {low}' if one else f'one of the elements {low} to {high - 1}'} of the output"
 
-    def operations(self) -> list[Node]:
-        """All that is done, the last first."""
-        return [*reversed(self.steps), *_nodes(self.node)]
+    def list_operations(self) -> list[Node]:
+        """Return all nodes of this program, the last operation first."""
+        return [*reversed(self.steps), *_list_nodes(self.node)]
 
     @property
     def sparse(self) -> bool:
@@ -111,13 +111,16 @@ class Program:
 
     @functools.cached_property
     def asks(self) -> bool:
-        """Whether a block must learn from the blocks before it how many elements have come to one of its steps."""
-        missing = self.node is not None and self.sparse  # rows that are given are all there
-        return first_that_asks(self.steps, missing, self.skip) < len(self.steps)
+        """Whether a block must ask the blocks before it how many elements have reached one of its steps."""
+        missing = self.node is not None and self.sparse  # the rows that a task brings are all there
+        return find_step_that_asks(self.steps, missing, self.skip) < len(self.steps)
 
     @functools.cached_property
     def takes_in_place(self) -> bool:
-        """Whether what is taken of the node is the result as it is, or is only cut into batches."""
+        """Whether the node's elements are the result as they are, or are only cut into batches.
+
+        Then they can be read directly into the memory of the result.
+        """
         node = self.node
         if node is None or node.in_place is InPlace.NEVER:
             return False
@@ -126,21 +129,21 @@ class Program:
         return node.in_place is InPlace.AS_COLUMNS and len(self.steps) == 1 and self.batches_in_place(self.steps[0])
 
     def batches_in_place(self, step: Step) -> bool:
-        """Whether a step makes results that no function of the user's sees."""
+        """Return whether a step makes the last batches, and no function of the user's sees them afterwards."""
         ours = type(step) is BatchStream and is_ours(step.batch_fn)
         return ours and step is self.steps[-1] and not self.stacked_next
 
     @property
     def droppers(self) -> list[Node]:
-        """Where elements may go missing: the map node, then the steps that drop some."""
+        """The nodes that may drop elements: the map node, then the steps that drop some."""
         steps: list[Node] = [step for step in self.steps if step.drops]
         return steps if self.node is None else [self.node, *steps]
 
 
-def first_that_asks(steps: Sequence[Step], missing: bool, skip: bool) -> int:
-    """The first step that depends on how many elements came before, where that is not known by arithmetic.
+def find_step_that_asks(steps: Sequence[Step], missing: bool, skip: bool) -> int:
+    """Return the place of the first step that needs the number of elements before it, which no arithmetic gives.
 
-    Returns its place in `steps`, or their number if there is no such step.
+    Returns the number of steps if there is no such step.
 
     Args:
       missing: whether elements may be missing before the first step.
@@ -153,8 +156,8 @@ def first_that_asks(steps: Sequence[Step], missing: bool, skip: bool) -> int:
     return len(steps)
 
 
-def _nodes(node: MapNode | None) -> list[MapNode]:
-    return [] if node is None else [node, *(above for parent in node.parents for above in _nodes(parent))]
+def _list_nodes(node: MapNode | None) -> list[MapNode]:
+    return [] if node is None else [node, *(above for parent in node.parents for above in _list_nodes(parent))]
 
 
 class Misfit(Exception):
@@ -163,36 +166,36 @@ class Misfit(Exception):
 
 @dataclasses.dataclass(slots=True)
 class Result:
-    """The rows that a program made of the positions [low, high), and where the stream stands after each of them.
+    """The rows that a program has made of the positions [low, high), and the position of the stream after each row.
 
-    `marks` has a line per row: the next position, then for each counting step how many elements it has seen.
-    A `failure` belongs to the row after the last one.
+    `marks` has a line for each row: the next position, then for each counting step how many elements it has seen.
+    `failure` is the error of the row after the last one.
     """
 
     rows: Block
     marks: np.ndarray
     after: list[int]
-    """How many elements each counting step has seen after the whole block, those dropped later included."""
+    """How many elements each counting step has seen after the whole block, with those that a later step drops."""
     failure: BaseException | None = None
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
-    """The elements that failed and were left out, in order."""
+    """The elements that failed and were skipped, in order."""
     states: list[dict[str, Any]] | None = None
-    """Of a stream that is run elsewhere: its state before the first row, and after each."""
+    """For a whole stream that a worker runs: its state before the first row, and after each row."""
     stays: list[list[bool] | int] = dataclasses.field(default_factory=list)
-    """Which elements stayed, for each of `Program.droppers`: one bool each, or their number where all did."""
+    """For each of `Program.droppers`, whether each element stayed; or the number of elements if all of them stayed."""
     tally: Tally | None = None
-    """What each stage took, where stages are timed."""
+    """The time of each stage, if stages are timed."""
     work_s: float = 0.0
-    """What all of it took, but for bringing rows there and back."""
+    """How many seconds the computation took, without sending rows to a worker and back."""
     size_bytes: int | None = None
-    """What the rows took to travel, if they did."""
+    """How many bytes a worker has sent for the rows; None if they were computed in this process."""
 
 
 Skipped = tuple[int, SkipNote]
-"""A position, and what failed there."""
+"""The position of an element that was skipped, and the note that says why."""
 
 Announce = Callable[[int, int], None]
-"""Is called with the positions that are worked on next."""
+"""A function that is called with the positions [low, high) before they are computed."""
 
 PLAN_AHEAD = 8192
 """How many source indices are computed at once. Index arithmetic costs nanoseconds in bulk, microseconds alone."""
@@ -201,23 +204,23 @@ _SMALL_PLAN = 64
 
 
 class Rows(abc.ABC):
-    """Where a program gets the rows that it starts from."""
+    """The rows that a program starts from."""
 
     @abc.abstractmethod
     def read(self, low: int, high: int, private: bool) -> Block:
-        """The rows at positions [low, high); after a failure they are asked for again. Raises RowFailed.
+        """Return the rows at positions [low, high). Raises RowFailed. After a failure, the program reads them again.
 
-        If they are not `private`, the caller only reads them, and they may belong to somebody else, such as a source.
+        If they are not `private`, the caller does not write into them, so they may belong to a source.
         """
 
     @optional
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        """Index and records of a row that was read, counted from the first one; by default they are not known."""
+        """Return index and records of row number `row` of the last read; by default they are not known."""
         return None
 
 
 class PlannedRows(Rows):
-    """Elements of a map node. With `ahead`, indices are planned for more elements than are read; plans grow."""
+    """Elements of a map node. With `ahead`, indices are planned for more elements than are read, and plans grow."""
 
     def __init__(self, node: MapNode, *, ahead: bool = False):
         self._node = node
@@ -229,25 +232,26 @@ class PlannedRows(Rows):
     def read(self, low: int, high: int, private: bool) -> Block:
         if self._plan is None or low < self._start or high > self._end:
             if self._ahead:
-                # The first plan has what is asked for and no more: after a restore the first element should come soon.
-                # But parts of one element are planned together, so that it is split once.
+                # The first plan has only the elements that are read: after a restore the first one should come soon.
+                # But parts of one element are planned together: otherwise each part would split the element again.
                 self._most = self._most or max(1, PLAN_AHEAD // self._node.fan_in)
                 is_first = self._plan is None and not self._node.has_splits
                 self._size = 0 if is_first else min(self._most, 2 * self._size or _SMALL_PLAN)
             end = max(high, min(self._node.length, low + self._size))
             plan = self._node.plan(np.arange(low, end))
-            self._plan, self._start, self._end = plan, low, end  # in one statement: an interrupt may come between two
+            # In one statement: Ctrl-C between two statements would leave a plan with wrong bounds.
+            self._plan, self._start, self._end = plan, low, end
         return self._plan.read(low - self._start, high - self._start, private)
 
 
 class GivenRows(Rows):
-    """Rows that a task brought along; the first one is at position `first`."""
+    """Rows that a task has brought along. The first one is at position `first`."""
 
     def __init__(self, block: Block, first: int):
         self._block, self._first = block, first
 
     def read(self, low: int, high: int, private: bool) -> Block:
-        # A copy: a function writes into what it is given, and after a failure the rows are needed once more.
+        # A copy: a function may write into its rows, and after a failure the same rows are needed once more.
         return copy_block(blocks.part_of(self._block, low - self._first, high - self._first))
 
 
@@ -260,17 +264,20 @@ def run(
     announce: Announce | None = None,
     place: Allocator | None = None,
 ) -> Result:
-    """Runs a program on positions [low, high). A failing element cuts the block short; the rows before it are there.
+    """Run a program on positions [low, high). If an element fails, the result has the rows before it, and its error.
 
-    With `announce` it goes element by element, each announced before it is begun. If elements that fail are
-    skipped, the block is not cut. Results that no function of the user's sees are made in `place`.
+    If the program skips elements that fail, the result goes on after them.
+
+    Args:
+      announce: if given, elements are computed one by one, and this function is called before each of them.
+      place: allocates the memory of results that no function of the user's sees.
     """
     begun = time.perf_counter()
     spent: Tally | None = {} if program.timed else None
     runner = Runner(program, rows, count_before, place=place, announce=announce)
-    with contextlib.nullcontext() if spent is None else tally.taken(spent):
+    with contextlib.nullcontext() if spent is None else tally.measure_into(spent):
         try:
-            result = runner.result(low, high)
+            result = runner.run(low, high)
         except FailedAt as failed:
             result = run_again(runner, low, high, failed)
     result.tally, result.work_s = spent, time.perf_counter() - begun
@@ -278,34 +285,40 @@ def run(
 
 
 def run_again(runner: Runner, low: int, high: int, failed: FailedAt) -> Result:
-    """Runs a block again that has failed, so that the failure is that of the first element that fails."""
+    """Run a block again that has failed, and return the rows before the first element that fails, with its error."""
     program = runner.program
-    # A function of whole columns, or a source that reads many records at once, does not tell which element it was.
+    # A function of whole columns, or a source that reads many records at once, does not say which element failed.
     if runner.announce is None and (program.skip or high - low > 1):
         try:
-            result = runner.like(program, announce=lambda low, high: None).result(low, high)
+            result = runner.make_runner(program, announce=lambda low, high: None).run(low, high)
             if program.skip or not runner.here:
                 return result
-            # In the consumer an error that comes and goes is raised all the same, as it is for a block of one.
+            # No element has failed this time. The consumer raises the error all the same, as for a single element.
         except FailedAt as failure:
             failed = failure
-    # The rows before the failure are made again, now without it: functions are pure, and failures are rare. One of
-    # these may fail, too, in a later step, since steps run one after the other. Then its failure comes first, as it
-    # would if every element went alone through all steps; and a full batch is made before the elements after it.
-    nothing = Result([], np.zeros((0, 1 + len(program.counting)), dtype=np.int64), [])
+    # The rows before the failure are computed again, without the element that failed: functions are pure, and failures
+    # are rare. One of these rows may fail, too, in a later step, since steps run one after the other. Then that failure
+    # comes first, as if each element went through all steps alone, and each full batch were made before the elements
+    # after it.
+    nothing = make_empty_result(program)
     while True:
         result = nothing
         try:
-            for part in _up_to_batches(program):
+            for part in _cut_before_batches(program):
                 good = low + (failed.position - low) // part.unit * part.unit
-                result = runner.like(part).result(low, good) if good > low else nothing
+                result = runner.make_runner(part).run(low, good) if good > low else nothing
             return dataclasses.replace(result, failure=failed.error)
         except FailedAt as failure:
             failed = failure
 
 
-def _up_to_batches(program: Program) -> list[Program]:
-    """What is done before each step that makes batches, then all of it."""
+def make_empty_result(program: Program) -> Result:
+    """Return a result without rows."""
+    return Result([], np.zeros((0, 1 + len(program.counting)), dtype=np.int64), [])
+
+
+def _cut_before_batches(program: Program) -> list[Program]:
+    """Return the program up to each step that makes batches, then the whole program."""
     cuts = [number for number, step in enumerate(program.steps) if type(step) is BatchStream]
     return [*(dataclasses.replace(program, steps=program.steps[:cut]) for cut in cuts), program]
 
@@ -324,11 +337,11 @@ class Runner:
 
     Args:
       program: what to run.
-      rows: what it starts from.
-      count_before: asked how many elements came to a counting step before this block, where `counts` are not known.
-      place: where results are made that no function of the user's sees.
-      announce: if given, goes element by element and calls it before each.
-      here: whether the consumer runs it and takes all rows of a block at once.
+      rows: the rows that it starts from.
+      count_before: returns how many elements reached a counting step before this block, if `counts` is None.
+      place: allocates the memory of results that no function of the user's sees.
+      announce: if given, elements are computed one by one, and this function is called before each of them.
+      here: whether the consumer runs it, and takes all rows of a block at once.
     """
 
     __slots__ = (
@@ -349,27 +362,26 @@ class Runner:
         self.program, self.rows, self.count_before = program, rows, count_before
         self.place, self.announce, self.here = place, announce, here
         self.watched = program.timed or announce is not None
-        """Whether something is done before and after each step."""
+        """Whether steps are timed or announced."""
         self.low = self.high = 0
         self.private = not self._is_copied(0)
         self.dropped = False
         """Whether an element of the last block was missing or dropped."""
         self.numbered = True
-        """Whether the position of a row is that of an element, which messages may name."""
+        """Whether each row is the element at one position, so that messages may name this position."""
         self.after: list[int] = []
         self.stays: list[list[bool] | int] = []
         self.skipped: list[Skipped] = []
         self.trail: list[list[bool] | int | BatchStream] = []
-        """What happened to the rows: which stayed, from where they were counted, how they were batched."""
+        """What has happened to the rows so far: which stayed, the count before the first, how they were batched."""
         self.counts: Sequence[int] | None = None
-        """How many elements came to each counting step before the block, if it is known; else `count_before` tells."""
+        """How many elements reached each counting step before the block; None if `count_before` must be asked."""
         self.steps = [self._describe_step(number, step) for number, step in enumerate(program.steps)]
         self.current: Elementwise | None = None
 
     def _describe_step(self, number: int, step: Step) -> tuple[Any, Any, bool, bool, bool, bool]:
-        """A step and how it runs on a block, None if it makes batches; whether it counts elements, or drops some.
-
-        Then whether what it makes must be made private: columns, rows.
+        """Return what `make` needs of a step: the step; the function that runs it, None if it makes batches; whether it
+        counts elements, and drops some; and whether its columns, and its rows, must be copied to be private.
         """
         if not isinstance(step, Elementwise):
             return step, None, False, False, False, False
@@ -377,26 +389,26 @@ class Runner:
         counts, shares = operation.kind.count_key is not None, operation.shares
         return step, operation.run, counts, operation.kind.drops, shares, shares and not self._is_copied(number + 1)
 
-    def like(self, program: Program, announce: Announce | None = None) -> Runner:
-        """A runner for another program on the same rows."""
+    def make_runner(self, program: Program, announce: Announce | None = None) -> Runner:
+        """Return a runner for another program on the same rows."""
         other = Runner(program, self.rows, self.count_before, place=self.place, announce=announce, here=self.here)
         other.counts = self.counts
         return other
 
-    def result(self, low: int, high: int) -> Result:
-        """Runs the program on positions [low, high), and says where the stream stands after each row."""
-        return self.result_of(self.make(low, high))
+    def run(self, low: int, high: int) -> Result:
+        """Run the program on positions [low, high), and return the rows with the position after each."""
+        return self.make_result(self.make(low, high))
 
-    def result_of(self, rows: Block) -> Result:
-        """The result of the rows that `make` has just made."""
+    def make_result(self, rows: Block) -> Result:
+        """Return the result with the rows that `make` has just made."""
         self.skipped.sort(key=lambda skipped: skipped[0])
         return Result(rows, self.marks(), self.after, skipped=self.skipped, stays=self.stays)
 
     def make(self, low: int, high: int) -> Block:
-        """Runs the program on positions [low, high). Raises FailedAt if an element fails.
+        """Run the program on positions [low, high), and return the rows. Raises FailedAt if an element fails.
 
-        `after`, `stays` and `skipped` are as in Result afterwards. This runs for every single element where the
-        consumer asks for one at a time, so that each call counts.
+        Afterwards `after`, `stays` and `skipped` are as in Result. If the consumer asks for one element at a time, this
+        runs for every element, so each function call in here costs time.
         """
         program = self.program
         self.low, self.high, self.numbered = low, high, program.node is not None
@@ -454,13 +466,13 @@ class Runner:
     def _timed(self, step: Step, run: Callable[..., Any], block: Block, *more: Any) -> Any:
         if not self.program.timed:
             return run(step, block, *more)
-        with tally.timed(step) as stage:
-            made = run(step, block, *more)
-            stage.made(made[0] if isinstance(step, Elementwise) else made)
-        return made
+        with tally.timed(step) as made:
+            result = run(step, block, *more)
+            made.append(result[0] if isinstance(step, Elementwise) else result)
+        return result
 
     def marks(self) -> np.ndarray:
-        """For each row so far the next position, then for each counting step how many elements it has seen."""
+        """Return for each row so far the next position, then for each counting step how many elements it has seen."""
         marks = np.arange(self.low + 1, self.high + 1)[:, None]
         end: np.ndarray | None = None
         for entry in self.trail:
@@ -477,13 +489,14 @@ class Runner:
                 if count % size and entry.drop_remainder:
                     end = marks[-1]
                 elif count % size and end is not None:
-                    # The last batch was filled only once the stream had ended, with what a batch before has dropped.
+                    # The last batch is complete only at the end of the stream, after the elements that an earlier
+                    # batch step has dropped.
                     batches[-1, : len(end)] = end
                 marks = batches
         return marks
 
     def _is_copied(self, number: int) -> bool:
-        """Whether rows before step `number` are copied, into a batch or to be sent, before anyone writes into them."""
+        """Return whether rows before step `number` are copied, to be batched or sent, before a step writes to them."""
         for step in self.program.steps[number:]:
             if type(step) is BatchStream:
                 return is_ours(step.batch_fn)
@@ -492,11 +505,11 @@ class Runner:
         return self.program.stacked_next or self.place is not None
 
     def _in_place(self, allowed: bool = True) -> contextlib.AbstractContextManager[None]:
-        """While this is open, new arrays are made where results go, if that is `allowed`."""
+        """Return a context in which new arrays are made in the memory of the result, if that is `allowed`."""
         return memory.allocating(self.place) if allowed and self.place is not None else contextlib.nullcontext()
 
     def _note_missing(self, block: Block) -> None:
-        """Takes note of the rows of a block that are missing, before they are left out."""
+        """Record which rows of a block are missing."""
         program = self.program
         if program.unit > 1 or (program.counting and not program.sparse):
             raise Misfit
@@ -506,13 +519,12 @@ class Runner:
         self.dropped = True
 
     def _read(self) -> Block:
-        """The rows that the program starts from, where this is timed or announced, or done in place."""
+        """Return the rows that the program starts from, if reading is timed or announced, or done in place."""
         if not (self.program.timed and self.here):
             return self._read_rows()
-        with tally.timed(self.program.reading) as stage:
-            block = self._read_rows()
-            stage.made(block)
-        return block
+        with tally.timed(self.program.reading) as made:
+            made.append(self._read_rows())
+        return made[0]
 
     def _read_rows(self) -> Block:
         low, high = self.low, self.high
@@ -540,15 +552,20 @@ class Runner:
         return FailedAt(position, error)
 
     def _skip(self, failed: FailedAt) -> None:
-        """Notes that an element is skipped, or raises if elements are not skipped."""
+        """Record that an element is skipped, or raise its error if the program does not skip elements."""
         program = self.program
         if not program.skip:
             raise failed from failed.error
-        which = "an element" if program.node is None else program.which(failed.position, failed.position + 1)
+        which = (
+            "an element" if program.node is None else program.describe_elements(failed.position, failed.position + 1)
+        )
         self.skipped.append((failed.position, (which, describe_error(failed.error), 1)))
 
     def _step(self, step: Elementwise, block: Block, numbers: Sequence[int]) -> tuple[Block, list[bool] | None]:
-        """One per-element operation on all rows, one by one if each is announced. Returns what stays, and which."""
+        """Run one per-element operation on all rows; one by one, if each is announced.
+
+        Returns the rows that stay, and whether each row stays (None if all do).
+        """
         run = step.operation.run
         if self.announce is None:
             try:
@@ -591,7 +608,7 @@ class Runner:
         return own(batches) if step.shares else batches
 
     def _where(self, row: int) -> str:
-        """Says where row `row` failed in the step that runs now."""
+        """Return a note that says where row `row` failed in the step that runs now."""
         step = self.current
         assert step is not None
         if self.numbered:
@@ -601,16 +618,21 @@ class Runner:
         return f"bushel: {step.describe()} failed." if known is None else describe_failure(step.describe(), *known)
 
 
-def state_of(program: Program, state: dict[str, Any], counts: Sequence[int]) -> dict[str, Any]:
-    """The state of the stream that a program stands for, in Grain's form; `state` is that of its rows."""
+def get_user_error(error: BaseException) -> BaseException:
+    """Return the error that the user should see: that of the element, if a cursor has wrapped it in a RowFailed."""
+    return error.error if isinstance(error, RowFailed) else error
+
+
+def make_state(program: Program, state: dict[str, Any], counts: Sequence[int]) -> dict[str, Any]:
+    """Return the state of a program's stream in Grain's form. `state` is that of the rows that it starts from."""
     for step, count in zip(program.counting, counts, strict=True):
         assert step.count_key is not None
         state = {"parent": state, step.count_key: count}
     return state
 
 
-def counts_of(program: Program, state: Any) -> tuple[Any, list[int]]:
-    """The state of a program's rows and the counts of its steps, out of a state that `state_of` made."""
+def read_counts(program: Program, state: Any) -> tuple[Any, list[int]]:
+    """Return the two arguments from which `make_state` has made this state: the state of the rows, and the counts."""
     counts: list[int] = []
     for step in reversed(program.counting):
         assert step.count_key is not None

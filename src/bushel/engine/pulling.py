@@ -1,4 +1,4 @@
-"""A thread that pulls any stream ahead, element by element, and keeps the state after each."""
+"""A thread that pulls any stream ahead, element by element, and keeps the position after each element."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.ending_threads import start_thread
-from bushel.base.errors import RowFailed
 from bushel.engine import stall
+from bushel.engine.program import get_user_error
 from bushel.engine.tasks import FORKED
+from bushel.graph.closing import CLOSED
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State
@@ -23,7 +24,10 @@ _END = object()
 
 
 class _Queue:
-    """What was pulled and not yet handed over: (row, state, what was left out before it), or an error, or the end."""
+    """What the thread has pulled and the consumer has not: (row, position after it, skips before it).
+
+    In place of a row there may be an error or the end of the stream.
+    """
 
     def __init__(self, size: int):
         self.size = size
@@ -31,11 +35,11 @@ class _Queue:
         self.changed = threading.Condition()
         self.stopped = False
         self.pulling = False
-        """Whether the thread is at the parent, which nobody else may move then."""
+        """Whether the thread uses the parent now. No other thread may move the parent then."""
         self.process = os.getpid()
 
     def check_process(self) -> None:
-        """A forked child has the queue, its lock as it was, and no thread."""
+        """Raise an error in a forked child: it has a copy of the queue, but not the thread that fills it."""
         if os.getpid() != self.process:
             raise RuntimeError(FORKED)
 
@@ -53,10 +57,10 @@ class _Failed:
 
 
 class ThreadedCursor(Cursor):
-    """The rows of another cursor, up to `size` of them pulled ahead by one thread.
+    """The rows of another cursor. One thread pulls up to `size` of them ahead.
 
-    Its state is that after the last row it gave. The thread starts with the first pull, and ends with the cursor.
-    What is skipped counts with the row after it.
+    Its state is that after the last row that the consumer has. The thread starts with the first pull, and ends with the
+    cursor. A skipped element is counted when the consumer gets the row after it.
     """
 
     def __init__(self, parent: Cursor, size: int, skips: Skips | None = None):
@@ -72,7 +76,7 @@ class ThreadedCursor(Cursor):
     def pull(self, count: int) -> Block:
         if self._ended:
             return []
-        queue = self._started()
+        queue = self._start()
         queue.check_process()
         rows: list[Any] = []
         skipped: list[SkipNote] = []
@@ -80,7 +84,7 @@ class ThreadedCursor(Cursor):
         with queue.changed:
             while not queue.ready:
                 if queue.stopped:
-                    raise ValueError("This iterator was closed while its next element was being computed.")
+                    raise ValueError(CLOSED)
                 if not queue.changed.wait(stall.STALL_S):
                     waited_s += stall.STALL_S
                     stall.warn(waited_s, stall.describe_threads(filter(None, [self._thread]), idle=""))
@@ -95,20 +99,20 @@ class ThreadedCursor(Cursor):
             failed, _, before = queue.ready[0] if not rows and not self._ended else (None, None, [])
         count_collected(self._skips, skipped + before)
         if failed is not None:
-            self._rest()
+            self._stop_thread()
             self._parent.rewind(self._mark)
             raise failed.error
         return rows
 
-    def ready(self) -> int:
-        """How many elements are there that nobody has asked for."""
+    def count_ready(self) -> int:
+        """Return how many elements the thread has pulled that nobody has asked for."""
         queue = self._queue
         return 0 if queue is None else len(queue.ready)
 
     def is_ready(self) -> bool:
-        return self.ready() > 0
+        return self.count_ready() > 0
 
-    def _started(self) -> _Queue:
+    def _start(self) -> _Queue:
         queue = self._queue
         if queue is None:
             queue = _Queue(self._size)
@@ -117,13 +121,13 @@ class ThreadedCursor(Cursor):
             self._thread = start_thread("bushel-pull", queue.stop, _pull_ahead, self._parent, queue, self._skips)
         return queue
 
-    def _rest(self, timeout_s: float | None = None) -> None:
-        """Ends the thread, once it has the element that it is pulling."""
-        queue = self._queue  # another thread may close meanwhile
+    def _stop_thread(self, timeout_s: float | None = None) -> None:
+        """End the thread, after the element that it pulls now."""
+        queue = self._queue  # a copy: another thread may call `close` meanwhile
         if queue is not None and self._thread is not threading.current_thread():
             queue.check_process()
             queue.stop()
-            # Not by `join`: a thread that is alive counts as ended after an interrupt in there.
+            # Not by `join`: after Ctrl-C inside `join`, Python counts the thread as ended although it is alive.
             with queue.changed:
                 queue.changed.wait_for(lambda: not queue.pulling, timeout_s)
         self._queue = self._thread = None
@@ -132,7 +136,7 @@ class ThreadedCursor(Cursor):
         return self._mark
 
     def rewind(self, mark: Mark) -> None:
-        self._rest()
+        self._stop_thread()
         self._parent.rewind(mark)
         self._mark, self._ended = mark, False
 
@@ -140,36 +144,36 @@ class ThreadedCursor(Cursor):
         return self._parent.state_of(mark)
 
     def mark_of(self, state: State) -> Mark:
-        self._rest()
+        self._stop_thread()
         return self._parent.mark_of(state)
 
     def catch_up(self) -> None:
-        if self._queue is None:  # else the thread is past this position already
+        if self._queue is None:  # otherwise the thread is past this position already
             super().catch_up()
 
     def get_next_index(self) -> int:
         if self._queue is not None:
-            self._rest()
-            self._parent.rewind(self._mark)  # back from where the thread was
+            self._stop_thread()
+            self._parent.rewind(self._mark)  # the thread has moved the parent further
         return self._parent.get_next_index()
 
     def set_next_index(self, index: int) -> None:
-        self._rest()
+        self._stop_thread()
         self._parent.set_next_index(index)
         self._mark, self._ended = self._parent.mark(), False
 
     def start_prefetch(self) -> None:
         if not self._ended:
-            self._started()
+            self._start()
 
     def close(self) -> None:
-        queue = self._queue  # another thread may be in the middle of a pull
+        queue = self._queue  # a copy: another thread may be in `pull`
         if queue is not None:
             if os.getpid() != queue.process:
-                return  # all of it is the parent's
+                return  # in a forked child, everything belongs to the parent process
             queue.stop()
-        self._parent.close()  # so that a pull that waits for workers ends
-        self._rest(_CLOSE_S)
+        self._parent.close()  # ends a pull of the thread that waits for workers
+        self._stop_thread(_CLOSE_S)
 
 
 def _pull_ahead(parent: Cursor, queue: _Queue, skips: Skips | None) -> None:
@@ -185,10 +189,8 @@ def _pull_ahead(parent: Cursor, queue: _Queue, skips: Skips | None) -> None:
             try:
                 block = parent.pull(1)
                 item = (blocks.rows_of(block)[0] if len(block) else _END, parent.mark(), skipped)
-            except RowFailed as failed:
-                item = (_Failed(failed.error), None, skipped)
             except BaseException as error:
-                item = (_Failed(error), None, skipped)
+                item = (_Failed(get_user_error(error)), None, skipped)
         with queue.changed:
             queue.ready.append(item)
             queue.pulling = False

@@ -1,128 +1,31 @@
-"""Where the time of a running pipeline goes, and what to try: plain data, a table, and a sentence or two."""
+"""Where the time of a running pipeline goes: a report as a table, and a verdict that says what limits the run."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TypeVar
 
 from bushel.base import tables
-from bushel.engine.tasks import cores
+from bushel.engine.figures import (
+    BUSY_SHARE,
+    DELIVERY,
+    SMALL_WAIT_SHARE,
+    THREAD,
+    Pool,
+    Skip,
+    Stage,
+    Transfer,
+    count_cores,
+    format_size,
+)
 
 _HEAD = ("stage", "where", "elements", "self time", "share", "bytes")
 
-DELIVERY = "delivery"
-"""The stage in the consumer that unpacks results and puts them in order."""
+HEADROOM = 1.1
+"""The verdict recommends this many times the workers that keep up exactly: those would be late half of the time."""
 
-THREAD = "thread"
-"""The thread of a ThreadPrefetchIterDataset, which reads a stream ahead. There is one for each."""
-
-SMALL_WAIT_SHARE = 0.1
-"""A consumer that waits for less than this share of its time would gain little from faster data."""
-
-BUSY_SHARE = 0.7
-"""If workers compute for this share of the time or more, they are the bottleneck."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """One operation of a pipeline, where it ran, how much it gave, and the time of its own work.
-
-    `number` is its place in the pipeline, counted from the sources. Two operations may print alike, but their numbers
-    differ.
-    """
-
-    number: int
-    call: str
-    where: str
-    elements: int
-    self_s: float
-    size_bytes: int
-    marked: bool = False
-    """Whether a prefetch follows it, and it runs in the consumer all the same, since it needs its elements in order."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Pool:
-    """Workers or threads that compute ahead. Figures of time are zero if stages are not timed."""
-
-    kind: str
-    size: int
-    why: str
-    """Why there are so many, if Bushel has chosen their number."""
-    busy_s: float = 0.0
-    """Seconds that its members computed, added up."""
-    wait_s: float = 0.0
-    """Seconds that the consumer waited for it, or a thread that reads ahead for the consumer."""
-    ready_blocks: float = 0.0
-    """How many blocks were ready when the next one was needed, on average."""
-    ready_now: int = 0
-    deaths: int = 0
-    """How many of its members have died and were replaced. Also counted if stages are not timed."""
-    nodes: tuple[str, ...] = ()
-    """A line for each machine of a cluster: how many members it has, and what they have done."""
-
-    def __str__(self) -> str:
-        return f"{self.size} {self.kind}" if self.size != 1 else f"1 {self.kind.removesuffix('s')}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Transfer:
-    """Elements that `to_device` has put on devices. These figures are always taken."""
-
-    place: str
-    """The devices: how many, and their kind."""
-    elements: int
-    size_bytes: int
-    elapsed_s: float
-    """From the first `next` to the end of the last one."""
-    waited_s: float
-    """The part of it in which `next` waited for an element to be on the device."""
-    input_s: float
-    """How long the thread that feeds the device waited for elements, or computed them."""
-    bytes_per_s: float
-    """The speed of one transfer by itself: the median of those that were timed, which is one in 32."""
-    mapped_bytes: int
-    """How much memory is mapped for the GPU."""
-
-    @property
-    def waiting(self) -> float:
-        """The share of its time that the step waited for data."""
-        return self.waited_s / self.elapsed_s if self.elapsed_s else 0.0
-
-    @property
-    def transfer_s(self) -> float:
-        """How long all transfers took, at the speed of those that were timed."""
-        return self.size_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
-
-    @property
-    def limit(self) -> str:
-        """What the step waits for: "step" if for nothing, else "transfer", or "input" for reading and computing."""
-        if self.waiting < SMALL_WAIT_SHARE:
-            return "step"
-        return "transfer" if self.transfer_s >= BUSY_SHARE * self.elapsed_s else "input"
-
-    def __str__(self) -> str:
-        each = self.size_bytes / max(1, self.elements)
-        speed = ""
-        if self.bytes_per_s:
-            mapped = "mapped" if self.mapped_bytes else "ordinary"
-            speed = (
-                f" A transfer takes {1e3 * each / self.bytes_per_s:.2f} ms ({self.bytes_per_s / 1e9:.1f} GB/s, from "
-                f"{mapped} memory)."
-            )
-        return (
-            f"To {self.place}: {self.elements:,} elements of {format_size(each)} in {self.elapsed_s:.2f} s; the step "
-            f"waited {self.waited_s:.2f} s for data ({100 * self.waiting:.0f} %).{speed}"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Skip:
-    """An element that failed and was skipped, or several that failed together."""
-
-    which: str
-    error: str
-    count: int
+_TIME_THE_STAGES = 'iterate over ds.with_options(execution_tracking_mode="stage_timing"), where ds is the IterDataset.'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,20 +81,24 @@ class Report:
         return "".join([*parts, tables.paragraph(self._conclude())])
 
     def _conclude(self) -> str:
-        nodes = [line for pool in self.pools for line in pool.nodes]
-        transfers = map(str, self.transfers)
-        lines = [*self._explain_sizes(), *nodes, *self._count_deaths(), *transfers, self.verdict]
-        return "\n".join(filter(None, lines))
+        lines = [f"{pool}, chosen by Bushel: {pool.why}." for pool in self.pools if pool.why]
+        lines += [line for pool in self.pools for line in pool.nodes]
+        lines += [
+            f"{pool.deaths} of the {pool.kind} {'has' if pool.deaths == 1 else 'have'} died and been replaced."
+            for pool in self.pools
+            if pool.deaths
+        ]
+        return "\n".join([*lines, *map(str, self.transfers), self.verdict])
 
     def _make_rows(self) -> list[tuple[str, ...]]:
         total = sum(stage.self_s for stage in self.stages) or 1.0
         return [
             (
-                stage.call if len(stage.call) <= 60 else stage.call[:57] + "...",
+                _shorten(stage.call),
                 stage.where,
                 f"{stage.elements:,}",
                 f"{stage.self_s:.3f} s",
-                f"{100 * stage.self_s / total:.0f} %",
+                _percent(stage.self_s / total),
                 format_size(stage.size_bytes),
             )
             for stage in self.stages
@@ -199,22 +106,12 @@ class Report:
 
     def _summarize(self) -> str:
         pools = [
-            f"{pool}: busy {100 * self._get_busy_share(pool):.0f} % of the time, waited for {pool.wait_s:.2f} s, "
+            f"{pool}: busy {_percent(self.get_busy_share(pool))} of the time, waited for {pool.wait_s:.2f} s, "
             f"{pool.ready_blocks:.1f} blocks ready when the next was needed."
             for pool in self.pools
         ]
         time = f"{self.elements:,} elements in {self.elapsed_s:.2f} s; {self.waited_s:.2f} s of it in next()"
-        return "\n".join([f"{time} ({100 * self.waiting:.0f} %).", *pools])
-
-    def _explain_sizes(self) -> list[str]:
-        return [f"{pool}, chosen by Bushel: {pool.why}." for pool in self.pools if pool.why]
-
-    def _count_deaths(self) -> list[str]:
-        return [
-            f"{pool.deaths} of the {pool.kind} {'has' if pool.deaths == 1 else 'have'} died and been replaced."
-            for pool in self.pools
-            if pool.deaths
-        ]
+        return "\n".join([f"{time} ({_percent(self.waiting)}).", *pools])
 
     @property
     def waiting(self) -> float:
@@ -235,81 +132,16 @@ class Report:
         """
         consumer_computes = any(stage.where == "consumer" for stage in self.stages)
         awaited = [pool for pool in self.pools if pool.wait_s >= self.waited_s / 2 or not consumer_computes]
-        return max(awaited, key=self._get_busy_share, default=None)
+        return max(awaited, key=self.get_busy_share, default=None)
 
-    def _get_busy_share(self, pool: Pool) -> float:
-        return min(1.0, pool.busy_s / (self.elapsed_s * pool.size)) if self.elapsed_s else 0.0
+    def get_busy_share(self, pool: Pool) -> float:
+        """Return the share of the time that the members of a pool computed."""
+        return min(1.0, pool.busy_s / (self.elapsed_s * max(1, pool.size))) if self.elapsed_s else 0.0
 
     @property
     def verdict(self) -> str:
-        """Which stage is the bottleneck, who waits for whom, and what to try."""
-        transfer = max((each for each in self.transfers if each.elements), key=lambda each: each.waited_s, default=None)
-        if transfer is not None and (transfer.limit == "transfer" or not self.timed):
-            return _judge_transfer(transfer)
-        if not self.timed:
-            return (
-                "Stages are not timed. To time them, iterate over "
-                'ds.with_options(execution_tracking_mode="stage_timing"), where ds is the IterDataset.'
-            )
-        if not self.elements:
-            return "No element has been delivered yet."
-        if self.waiting < SMALL_WAIT_SHARE:
-            return (
-                f"The data waits for the consumer, which spent {100 * self.waiting:.0f} % of its time in next(): "
-                "faster data would gain no more than that."
-            )
-        stage, pool = self.slowest, self._find_awaited_pool()
-        # A dataset of the user's own may use a pool although no stage of it is known.
-        limits = f"the work of {pool} limits" if stage is None else f"{stage.call} limits"
-        waits = f"The consumer waits for data {100 * self.waiting:.0f} % of its time; {limits}."
-        return f"{waits} {self._advise(stage, pool)}"
-
-    def _advise(self, stage: Stage | None, pool: Pool | None) -> str:
-        if pool is None:
-            if stage is None or not self.pools:
-                return "Nothing is computed ahead: add .mp_prefetch() at the end of the pipeline."
-            if stage.call == DELIVERY:
-                return "Unpacking results takes the most time: let the workers make larger batches of arrays."
-            if stage.marked:
-                return (
-                    "It needs its elements in order, so it runs in the consumer, also with a prefetch after it. Make "
-                    "it cheaper, or move its work on single elements into a map before or after it."
-                )
-            return f"It runs in the consumer: put a prefetch after it, so that {self.pools[0].kind} run it."
-        if pool.kind == THREAD:
-            return "One thread computes all of it: put .mp_prefetch() before the ThreadPrefetchIterDataset."
-        busy = self._get_busy_share(pool)
-        if busy < BUSY_SHARE:
-            return (
-                f"But the {pool.kind} were busy only {100 * busy:.0f} % of the time. In a short run "
-                f"most of the time is their start. In a long run let the {pool.kind} work further ahead: raise "
-                "per_worker_buffer_size or budget_bytes."
-            )
-        if pool.nodes:
-            return f"{pool} busy nearly all the time: try more {pool.kind}, if the cluster has room for them."
-        if pool.size < cores():
-            return f"{pool} busy nearly all the time, and there are {cores()} cores: try more {pool.kind}."
-        return f"{pool} busy nearly all the time, and there are no more cores: make it cheaper, or store its output."
-
-
-def _judge_transfer(transfer: Transfer) -> str:
-    if transfer.limit == "step":
-        return (
-            f"The data waits for the step, which waits for data {100 * transfer.waiting:.0f} % of its time: faster "
-            "data would gain no more than that."
-        )
-    waits = f"The step waits for data {100 * transfer.waiting:.0f} % of its time;"
-    if transfer.limit == "input":
-        return (
-            f"{waits} reading and computing limit, not the transfer. To see which stage, iterate over "
-            'ds.with_options(execution_tracking_mode="stage_timing"), where ds is the IterDataset.'
-        )
-    if transfer.mapped_bytes:
-        return f"{waits} the link to the device limits. Send less: uint8 instead of float32, and convert on the device."
-    return (
-        f"{waits} the transfer limits, because it copies from memory that is not mapped for the device. Let Bushel "
-        "make the batches, as the last step before to_device, and send uint8 instead of float32."
-    )
+        """Return a sentence that says what limits the run, and what would help: see `judge`."""
+        return judge(self).sentence
 
 
 _COUNTED = ("elements", "self_s", "size_bytes", "busy_s", "wait_s", "deaths", "elapsed_s", "waited_s", "input_s")
@@ -330,10 +162,127 @@ def _pad(earlier: tuple[_T, ...], later: tuple[_T, ...]) -> list[_T | None]:
     return [*earlier, *[None] * (len(later) - len(earlier))]
 
 
-def format_size(count: float) -> str:
-    """A number of bytes with a unit: 1.5 MB."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+def _shorten(call: str) -> str:
+    return call if len(call) <= 60 else f"{call[:57]}..."
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What limits a run."""
+
+    bound: str
+    """"input", "transfer", "compute", or "" if it is not known."""
+    sentence: str
+    more_workers: int | None = None
+    """How many more workers would keep up with the step; None if that is not known, or if it is not what helps."""
+
+
+def judge(report: Report, available_cores: int | None = None) -> Verdict:
+    """Return which of the step, the input and the transfer is the slowest, and what would help.
+
+    The number of workers follows from two measured times: the worker time of an element, and the time that the training
+    loop takes for it without waiting. Their quotient is the number of workers that keep up with the step.
+
+    Args:
+      report: of a running iterator, or of a part of its time: see `Report.since`.
+      available_cores: how many cores workers may use; by default those of this process.
+    """
+    transfer = max((each for each in report.transfers if each.elements), key=lambda each: each.waited_s, default=None)
+    if transfer is not None and (transfer.limit == "transfer" or not report.timed):
+        return _judge_transfer(transfer)
+    if not report.timed:
+        return Verdict("", f"Stages are not timed. To time them, {_TIME_THE_STAGES}")
+    if report.elements <= 0 or report.elapsed_s <= 0:
+        return Verdict("", "No element has been delivered in this time.")
+    waiting = min(1.0, report.waiting)
+    if waiting < SMALL_WAIT_SHARE:
+        return _judge_step(waiting)
+    cores = count_cores() if available_cores is None else available_cores
+    stage, pool = report.slowest, _find_pool(report)
+    if stage is None:  # a dataset of the user's own may use a pool although no stage of it is known
+        name = "the consumer" if pool is None else f"the {pool.kind}"
+        return Verdict("input", f"input-bound: the step waits for {name} {_percent(waiting)} of its time.")
+    spent_s = sum(each.self_s for each in report.stages if each.where == stage.where)
+    takes = f"input-bound: {_shorten(stage.call)} takes {_percent(stage.self_s / (spent_s or 1.0))}"
+    if pool is None or pool.kind == THREAD:
+        return _judge_consumer(stage, takes, _count_needed(spent_s, report), cores)
+    return _judge_pool(report, pool, f"{takes} of {pool.kind.removesuffix('s')} time", cores)
+
+
+def _judge_step(waiting: float) -> Verdict:
+    waits = f"the step waits for data {_percent(waiting)} of its time"
+    return Verdict("compute", f"compute-bound: {waits}, so faster data would gain no more than that.")
+
+
+def _judge_transfer(transfer: Transfer) -> Verdict:
+    waits = f"the step waits for data {_percent(transfer.waiting)} of its time"
+    if transfer.limit == "step":
+        return _judge_step(transfer.waiting)
+    if transfer.limit == "input":
+        limit = "reading and computing limit, not the transfer. To see which stage limits"
+        return Verdict("input", f"input-bound: {waits}, and {limit}, {_TIME_THE_STAGES}")
+    if transfer.mapped_bytes:
+        limit = "the link to the device limits"
+        advice = "Send less: uint8 instead of float32, and convert on the device."
+    else:
+        limit = f"copying to {transfer.place} limits, because the copies start in memory that is not mapped for it"
+        advice = "Let Bushel make the batches, as the last step before to_device, and send uint8 instead of float32."
+    return Verdict("transfer", f"transfer-bound: {waits}, and {limit}. {advice}")
+
+
+def _judge_pool(report: Report, pool: Pool, takes: str, available_cores: int) -> Verdict:
+    """Return the verdict if the slowest stage runs in workers, in threads or in actors."""
+    busy = report.get_busy_share(pool)
+    if busy < BUSY_SHARE:
+        return Verdict(
+            "input",
+            f"{takes}, but the {pool.kind} are busy only {_percent(busy)} of the time: let them work further ahead "
+            "(per_worker_buffer_size, budget_bytes). In a short run, most of the time is their start.",
+        )
+    needed = _count_needed(pool.busy_s, report)
+    if needed is None:
+        return Verdict("input", f"{takes}, and the step takes no time of its own: every further worker helps.")
+    more = max(1, needed - pool.size)
+    # The consumer needs a core, too, but it sleeps while it waits: workers may use all cores.
+    if pool.nodes or pool.size + more <= available_cores:
+        members = pool.kind.removesuffix("s") if more == 1 else pool.kind
+        return Verdict("input", f"{takes}; {more} more {members} would do.", more)
+    return Verdict(
+        "input",
+        f"{takes}; to keep up with the step would take {pool.size + more} {pool.kind}, and there are {available_cores} "
+        "cores: make it cheaper, or store its output.",
+        more,
+    )
+
+
+def _judge_consumer(stage: Stage, takes: str, needed: int | None, available_cores: int) -> Verdict:
+    """Return the verdict if the slowest stage runs in the consumer, or in the one thread that reads ahead for it."""
+    takes += " of the time of one thread" if stage.where == THREAD else " of consumer time"
+    if stage.call == DELIVERY:
+        return Verdict("input", f"{takes}: let the workers make larger batches of arrays.")
+    if stage.marked:
+        advice = "make it cheaper, or move its work on single elements into a map before or after it."
+        return Verdict("input", f"{takes}, and it needs its elements in order: {advice}")
+    place = "before the ThreadPrefetchIterDataset" if stage.where == THREAD else "after it"
+    if needed is None or needed > available_cores:
+        return Verdict("input", f"{takes}: put .mp_prefetch() {place}, so that workers compute it.", needed)
+    workers = "1 worker" if needed == 1 else f"{needed} workers"
+    return Verdict("input", f"{takes}; {workers} would do: put .mp_prefetch() {place}.", needed)
+
+
+def _find_pool(report: Report) -> Pool | None:
+    """Return the pool that runs the slowest stage; None if the consumer runs it."""
+    stage = report.slowest
+    if stage is None:
+        return report.pools[0] if report.pools else None
+    return max((pool for pool in report.pools if pool.kind == stage.where), key=lambda pool: pool.busy_s, default=None)
+
+
+def _count_needed(spent_s: float, report: Report) -> int | None:
+    """Return how many workers compute as fast as the training loop asks; None if the loop itself takes no time."""
+    step_s = report.elapsed_s - report.waited_s
+    return None if step_s < 0.01 * report.elapsed_s else math.ceil(HEADROOM * spent_s / step_s)

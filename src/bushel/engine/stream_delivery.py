@@ -1,4 +1,4 @@
-"""Delivery of streams that one worker runs whole: the rows come back in blocks, each row with the state after it."""
+"""Delivery of whole streams that one worker runs: rows arrive in blocks, and each row with the state after it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Any
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
-from bushel.engine.block_size import MOST_POSITIONS, Sizer, size_of_result
+from bushel.engine.block_size import MOST_POSITIONS, Sizer, measure_result
 from bushel.engine.delivery import count_skipped
 from bushel.engine.program import Result
 from bushel.engine.stream_program import StreamProgram
-from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
+from bushel.engine.tasks import Executor, Ledger, Task, Ticket, wait_and_check
+from bushel.graph.closing import CLOSED
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State
 
 
 class StreamDelivery(Cursor):
-    """The rows of a stream that a worker runs, a block at a time, the next one always under way."""
+    """The rows of a stream that a worker runs. While the consumer uses a block, the worker computes the next one."""
 
     def __init__(self, program: StreamProgram, executor: Executor, skips: Skips | None):
         self._program, self._executor, self._skips = program, executor, skips
         self._sizer = Sizer(1, MOST_POSITIONS, executor.block_bytes)
-        self._serial = 0
+        self._run = 0
         self._closed = False
         self._restart(None)
 
@@ -40,7 +41,7 @@ class StreamDelivery(Cursor):
                 if result.failure is not None:
                     self._restart(self.mark())
                     raise result.failure
-                if self._ended(result):
+                if self._has_ended(result):
                     self._past_end = True
                     return []
             self._next_block()
@@ -49,32 +50,32 @@ class StreamDelivery(Cursor):
         ticket = self._ticket or self._submit(self._state, 0)
         self._ticket = None
         try:
-            result, seconds = awaited(self._executor, ticket)
+            result, seconds = wait_and_check(self._executor, ticket)
         except BaseException:
             if not self._closed:
                 self._restart(self.mark())
             raise
         if self._closed:
-            raise ValueError("This iterator was closed while its next element was being computed.")
+            raise ValueError(CLOSED)
         assert result.states is not None
         self._result, self._row = result, 0
-        self._sizer.learn(max(1, len(result.rows)), seconds, size_of_result(result))
-        if result.failure is None and not self._ended(result):
+        self._sizer.learn(max(1, len(result.rows)), seconds, measure_result(result))
+        if result.failure is None and not self._has_ended(result):
             self._ticket = self._submit(result.states[-1], ticket.task.high)
 
     def _submit(self, state: State | None, low: int) -> Ticket:
-        high = low + self._sizer.positions()
-        return self._executor.submit(Task(self._program, low, high, 0, [], Ledger([]), (self._serial, state)))
+        high = low + self._sizer.choose_size()
+        return self._executor.submit(Task(self._program, low, high, 0, [], Ledger([]), (self._run, state)))
 
     @staticmethod
-    def _ended(result: Result) -> bool:
+    def _has_ended(result: Result) -> bool:
         assert result.states is not None
         return len(result.states) == len(result.rows) + 2
 
     def _restart(self, state: State | None) -> None:
         if getattr(self, "_ticket", None) is not None:
             self._executor.forget([self._ticket])
-        self._serial += 1
+        self._run += 1
         self._state = state
         self._ticket: Any = None
         self._result: Result | None = None
@@ -92,14 +93,14 @@ class StreamDelivery(Cursor):
         self._restart(mark)
 
     def state_of(self, mark: Mark) -> State:
-        return self._program.beginning() if mark is None else mark
+        return self._program.get_first_state() if mark is None else mark
 
     def mark_of(self, state: State) -> Mark:
         return state
 
     def catch_up(self) -> None:
         if self._state is not None and self._result is None:
-            self._next_block()  # only the worker, which has the stream open, can check the state
+            self._next_block()  # the worker has the stream open, and only it can check the state
 
     def start_prefetch(self) -> None:
         if self._ticket is None and self._result is None:

@@ -1,7 +1,7 @@
-"""Streams that are run whole, by one worker: files read in order, datasets of users, with all that is done to them.
+"""Streams that one worker runs as a whole: files that are read in order, and datasets of users, with all their steps.
 
-Such a stream goes on only from a state. Its tasks come one after the other, each from the state that the one before
-has ended at, so any worker can take over; the one that has it open goes on without seeking.
+Such a stream can start only at a state. Its tasks run one after the other, and each starts at the state at which the
+one before has ended. So any worker can take over. The worker that has the stream open continues without seeking.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from bushel.base import blocks
-from bushel.base.errors import RowFailed
 from bushel.base.options import DatasetOptions
 from bushel.engine import tally
-from bushel.engine.program import Announce, Result, Skipped
+from bushel.engine.program import Announce, Result, Skipped, get_user_error
 from bushel.engine.tally import Tally
 from bushel.graph.cursors import Cursor
 from bushel.graph.node import Node, Origin
@@ -29,7 +28,7 @@ from bushel.graph.streams import StreamNode
 OpenStream = Callable[[StreamNode, DatasetOptions, Skips | None], Cursor]
 
 Start = tuple[int, State | None]
-"""Which run of a stream it is, and the state it goes on from; None is its beginning."""
+"""The number of a run of the stream, and the state at which it starts; None is the beginning of the stream."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -43,40 +42,40 @@ class StreamProgram:
     unit: int = 1
 
     def __post_init__(self) -> None:
-        # The open stream, while no task has it: one that was given up may still be under way in another thread.
+        # The open stream, while no task uses it. A queue: a task that was dropped may still run in another thread.
         self._idle: collections.deque[_Open] = collections.deque()
         self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_idle": collections.deque()}
 
-    def operations(self) -> list[Node]:
-        """All that is done, the last first."""
-        found: list[Node] = [self.node]
-        for node in found:
-            found.extend(node.parents)
-        return found
+    def list_operations(self) -> list[Node]:
+        """Return all nodes of the stream, the last operation first."""
+        nodes: list[Node] = [self.node]
+        for node in nodes:  # the list grows while it is read
+            nodes.extend(node.parents)
+        return nodes
 
-    def which(self, low: int, high: int) -> str:
-        """The elements of rows [low, high), in words. Rows count from the last state, so their number says nothing."""
+    def describe_elements(self, low: int, high: int) -> str:
+        """Return words for the elements of rows [low, high). Rows count from the last state, so they have no number."""
         return f"an element of {self.node.describe()}"
 
     def origins(self, position: int) -> tuple[Origin, ...]:
-        """Not known: the stream would have to be read."""
+        """Return no records: they are not known, because the stream would have to be read."""
         return ()
 
     def run(self, low: int, high: int, start: Start, announce: Announce | None) -> Result:
-        """Rows [low, high) of a run, as far as there are so many. Where the stream has ended, a last state says so."""
-        if tally.number_of(self.node) is None:
+        """Return rows [low, high) of a run; fewer at the end of the stream, with one more state after the last row."""
+        if tally.get_number(self.node) is None:
             return self._run(low, high, start, announce)
         spent: Tally = {}
-        with tally.taken(spent):
+        with tally.measure_into(spent):
             result = self._run(low, high, start, announce)
         return dataclasses.replace(result, tally=spent)
 
     def _run(self, low: int, high: int, start: Start, announce: Announce | None) -> Result:
-        serial, state = start
-        opened = self._at_row((serial, low), state)
+        run, state = start
+        opened = self._open_at((run, low), state)
         cursor, skips = opened.cursor, opened.skips
         rows: list[Any] = []
         states = [cursor.get_state()]
@@ -89,12 +88,10 @@ class StreamProgram:
             with collect_skips(skips) as skip_notes:
                 try:
                     block = cursor.pull(1)
-                except RowFailed as failed:
-                    failure = failed.error
                 except SystemExit:
                     raise
                 except BaseException as error:
-                    failure = error
+                    failure = get_user_error(error)
             skipped.extend((number, one) for one in skip_notes)
             if failure is not None:
                 break
@@ -102,15 +99,15 @@ class StreamProgram:
             if not len(block):
                 break
             rows.extend(blocks.rows_of(block))
-        opened.at = (serial, low + len(rows)) if failure is None else None
+        opened.at = (run, low + len(rows)) if failure is None else None
         self._idle.append(opened)
         if self._closed:
             self.close()
         marks = np.arange(low + 1, low + 1 + len(rows))[:, None]
         return Result(rows, marks, [], failure, skipped, states)
 
-    def beginning(self) -> State:
-        """The state at the beginning, by opening the stream here."""
+    def get_first_state(self) -> State:
+        """Return the state at the beginning. Opens the stream in this process for that."""
         cursor = self.open(self.node, self.options, Skips(None) if self.skip else None)
         try:
             return cursor.get_state()
@@ -118,28 +115,28 @@ class StreamProgram:
             cursor.close()
 
     def close(self) -> None:
-        """Lets go of what the stream holds; a task that is under way does so at its end."""
+        """Close the open stream. A task that is running closes it at its end."""
         self._closed = True
-        for opened in self._taken():
+        for opened in self._pop_idle():
             opened.cursor.close()
 
-    def _at_row(self, at: tuple[int, int], state: State | None) -> _Open:
-        """The open stream for one task alone."""
-        found = None
-        for opened in self._taken():
+    def _open_at(self, at: tuple[int, int], state: State | None) -> _Open:
+        """Return the stream at a row of a run, for one task alone. Opens it at `state` if it is not open there."""
+        stream = None
+        for opened in self._pop_idle():
             if opened.at == at:
-                found = opened
+                stream = opened
             else:
                 opened.cursor.close()
-        if found is None:
+        if stream is None:
             skips = Skips(self.options.skip_limit) if self.skip else None
-            found = _Open(self.open(self.node, self.options, skips), skips)
+            stream = _Open(self.open(self.node, self.options, skips), skips)
             if state is not None:
-                found.cursor.set_state(state)
-                found.cursor.catch_up()
-        return found
+                stream.cursor.set_state(state)
+                stream.cursor.catch_up()
+        return stream
 
-    def _taken(self) -> Iterator[_Open]:
+    def _pop_idle(self) -> Iterator[_Open]:
         with contextlib.suppress(IndexError):
             while True:
                 yield self._idle.pop()
@@ -147,7 +144,7 @@ class StreamProgram:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Open:
-    """An open stream, and at which row of which run it stands, where that is known."""
+    """An open stream, and the run and the row at which it stands; None after an error."""
 
     cursor: Cursor
     skips: Skips | None

@@ -1,7 +1,7 @@
-"""Time, elements and bytes of stages, taken where the work is done. What becomes of the figures: see observe.py.
+"""Measures time, elements and bytes of stages, in the process that does the work. observe.py collects the figures.
 
-A graph whose stages are timed is a copy of the user's: each node knows its number, and map nodes are read through
-`Watched`. Without that copy nothing here runs.
+To time the stages of a graph, the engine opens a copy of it in which each node has a number, and each map node is read
+through `Watched`. Without that copy, nothing in this module runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextvars
 import dataclasses
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,29 +20,30 @@ from bushel.base.blocks import Block, Columns
 from bushel.graph.node import InPlace, MapNode, Node, OneParentMap, Plan, replace_parents
 
 Tally = dict[int, list[float]]
-"""By the number of the stage: elements it gave, seconds that it took itself, bytes of what it gave."""
+"""For the number of each stage: how many elements it made, the seconds of its own work, and the bytes it made."""
 
 _NUMBER = "_stage"
 
 
 class _Measurement:
-    """What is being measured on a thread."""
+    """The tally of a thread, and the time that stages inside the present stage have taken."""
 
     __slots__ = ("inner", "tally")
 
     def __init__(self, tally: Tally):
         self.tally = tally
         self.inner = 0.0
-        """Seconds inside the stage at hand that are not its own."""
+        """Seconds since the present stage began that are not its own."""
 
 
 _current: contextvars.ContextVar[_Measurement | None] = contextvars.ContextVar("measurement", default=None)
-"""What this thread measures. Plain numbers only: `sources/handle_pool.py` says why no object may belong to a thread."""
+"""What this thread measures. It holds plain numbers only: `sources/handle_pool.py` says why no object may belong to a
+thread."""
 
 
 @contextlib.contextmanager
-def taken(tally: Tally) -> Iterator[None]:
-    """Stages that run on this thread meanwhile are entered into `tally`."""
+def measure_into(tally: Tally) -> Iterator[None]:
+    """Enter the stages that run on this thread inside this context into `tally`."""
     before = _current.set(_Measurement(tally))
     try:
         yield
@@ -51,97 +51,74 @@ def taken(tally: Tally) -> Iterator[None]:
         _current.reset(before)
 
 
-def set_aside(seconds: float) -> None:
-    """These seconds belong to no stage: the one at hand has waited."""
+def exclude(seconds: float) -> None:
+    """Take these seconds from the stage that runs now: it has waited."""
     measurement = _current.get()
     if measurement is not None:
         measurement.inner += seconds
 
 
 def add(total: Tally, part: Tally) -> None:
-    """Adds one tally to another."""
+    """Add one tally to another."""
     for number, entries in part.items():
         sums = total.setdefault(number, [0, 0.0, 0])
         for place, entry in enumerate(entries):
             sums[place] += entry
 
 
-class Untimed:
-    """Stands where no tally is taken."""
+@contextlib.contextmanager
+def timed(stage: Node | int | None) -> Iterator[list[Block]]:
+    """Measure a stage, which is a node or its number, if this thread is measured and the stage has a number.
 
-    def __enter__(self) -> Untimed:
-        return self
+    Append the block that the stage has made to the list. The time of stages inside this context does not count.
 
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    def made(self, block: Block) -> None:
-        pass
-
-
-_UNTIMED = Untimed()
-
-
-class _Timed:
-    """Enters the time between begin and end, less that of stages inside, and what was made."""
-
-    __slots__ = ("_begun", "_block", "_measurement", "_number", "_outer")
-
-    def __init__(self, measurement: _Measurement, number: int):
-        self._measurement, self._number = measurement, number
-        self._block: Block = []
-
-    def __enter__(self) -> _Timed:
-        self._outer, self._measurement.inner = self._measurement.inner, 0.0
-        self._begun = time.perf_counter()
-        return self
-
-    def made(self, block: Block) -> None:
-        self._block = block
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        measurement = self._measurement
-        seconds = time.perf_counter() - self._begun - measurement.inner
-        entry = measurement.tally.setdefault(self._number, [0, 0.0, 0])
-        entry[0] += _present(self._block)
-        entry[1] += seconds
-        entry[2] += size_of(self._block)
-        measurement.inner = self._outer + time.perf_counter() - self._begun  # with what measuring took: it is nobody's
-
-
-def timed(stage: Node | int | None) -> _Timed | Untimed:
-    """A context that times a stage (a node or its number), if this thread is measured; tell it what was `made`."""
+        with timed(step) as made:
+            made.append(run(step))
+    """
+    made: list[Block] = []
     measurement = _current.get()
-    number = number_of(stage) if isinstance(stage, Node) else stage
-    return _UNTIMED if measurement is None or number is None else _Timed(measurement, number)
+    number = get_number(stage) if isinstance(stage, Node) else stage
+    if measurement is None or number is None:
+        yield made
+        return
+    outer_s, measurement.inner = measurement.inner, 0.0
+    begun = time.perf_counter()
+    try:
+        yield made
+    finally:
+        entry = measurement.tally.setdefault(number, [0, 0.0, 0])
+        entry[1] += time.perf_counter() - begun - measurement.inner
+        for block in made:
+            entry[0] += _count_present(block)
+            entry[2] += size_of(block)
+        # With the time that counting took: it belongs to no stage.
+        measurement.inner = outer_s + time.perf_counter() - begun
 
 
-def number_of(node: Node) -> int | None:
-    """The number of a stage; None where stages are not timed."""
+def get_number(node: Node) -> int | None:
+    """Return the number of a node as a stage; None if stages are not timed."""
     return vars(node).get(_NUMBER)
 
 
 def number_stages(node: Node, stages: list[Node]) -> Any:
-    """A copy of a graph in which every stage knows its number, its place in `stages`, which grows here."""
+    """Return a copy of a graph in which every stage has a number. Appends the stages to `stages`, in that order."""
     copies: dict[int, Node] = {}
 
-    def copied(node: Node) -> Node:
+    def copy_node(node: Node) -> Node:
         if id(node) not in copies:
-            copy = replace_parents(node, copied)
-            if copy is not node and not copy.transparent and copy.seed_for_children is None:  # those cost nothing
+            copy = replace_parents(node, copy_node)
+            if copy is not node and not copy.transparent and copy.seed_for_children is None:  # such nodes take no time
                 vars(copy)[_NUMBER] = len(stages)
                 stages.append(copy)
             copies[id(node)] = Watched(copy) if isinstance(copy, MapNode) else copy
         return copies[id(node)]
 
-    return copied(node)
+    return copy_node(node)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Watched(OneParentMap):
-    """A map node that is timed: planning and reading are entered under its number."""
+    """A map node whose planning and reading are timed, under the number of its parent."""
 
     transparent = True
     takes_a_place = False
@@ -149,7 +126,7 @@ class Watched(OneParentMap):
     moves = True
 
     def plan(self, indices: np.ndarray) -> Plan:
-        number = number_of(self.parent)
+        number = get_number(self.parent)
         with timed(number):
             plan = self.parent.plan(indices)
         return plan if number is None else _WatchedPlan(number, plan)
@@ -168,20 +145,19 @@ class _WatchedPlan(Plan):
     plan: Plan
 
     def read(self, low: int, high: int, private: bool) -> Block:
-        with timed(self.number) as stage:
-            block = self.plan.read(low, high, private)
-            stage.made(block)
-        return block
+        with timed(self.number) as made:
+            made.append(self.plan.read(low, high, private))
+        return made[0]
 
 
-def _present(block: Block) -> int:
+def _count_present(block: Block) -> int:
     if isinstance(block, Columns):
         return block.dense().length
     return sum(row is not None for row in block)
 
 
 def size_of(block: Block) -> int:
-    """Bytes of the arrays, bytes and texts in a block; of many rows, a few stand for all."""
+    """Return the bytes of the arrays, bytes and texts in a block. If it has many rows, a few of them are measured."""
     if isinstance(block, Columns):
         return sum(leaf.nbytes for leaf in trees.leaves(block.tree))
     some = block[:: -(-len(block) // 8) or 1]

@@ -1,7 +1,7 @@
-"""Tasks and who runs them: the protocol between delivery and executors, and the executors of this process.
+"""Tasks and executors: the protocol between delivery and executors, and the executor that uses threads.
 
-An executor takes tasks and gives back their results, in whatever order it likes to compute them. Everything else
-(order, back-pressure, state, retries after an error) is delivery's business.
+An executor takes tasks and returns their results. It may compute them in any order. Delivery does everything else:
+order, back-pressure, state, retries after an error.
 """
 
 from __future__ import annotations
@@ -11,23 +11,33 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
 import queue
 import threading
 import time
 import weakref
 from concurrent.futures import Future
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from bushel.base.contract import optional
 from bushel.base.ending_threads import start_thread
 from bushel.base.memory import Allocator
 from bushel.base.progress import silence_worker
 from bushel.engine import stall
-from bushel.engine.program import Announce, CountBefore, GivenRows, PlannedRows, Program, Result, Rows, run
+from bushel.engine.program import (
+    Announce,
+    CountBefore,
+    GivenRows,
+    PlannedRows,
+    Program,
+    Result,
+    Rows,
+    make_empty_result,
+    run,
+)
 from bushel.engine.stream_program import StreamProgram
+
+if TYPE_CHECKING:
+    from bushel.engine.figures import Pool
 
 
 class Aborted(Exception):
@@ -35,7 +45,7 @@ class Aborted(Exception):
 
 
 class Ledger:
-    """How many elements each block brought to each counting step: tells a block how many came before it."""
+    """The number of elements of each block that have reached each counting step. A block asks it what came before."""
 
     def __init__(self, starts: list[int]):
         self._totals = [[start] for start in starts]  # totals[step][n]: elements before block n
@@ -44,7 +54,7 @@ class Ledger:
         self._lost_after: float = math.inf  # blocks with a larger number never learn their counts
 
     def report(self, step: int, number: int, count: int) -> None:
-        """Block `number` brings `count` elements to `step`. Saying it again changes nothing."""
+        """Record that `count` elements of block `number` reach `step`. Reporting it again changes nothing."""
         with self._changed:
             totals, early = self._totals[step], self._early[step]
             if number + 1 >= len(totals):
@@ -54,12 +64,12 @@ class Ledger:
             self._changed.notify_all()
 
     def before(self, step: int, number: int) -> int | None:
-        """How many elements came to `step` before block `number`; None while that is not known."""
+        """Return how many elements reached `step` before block `number`; None while that is not known."""
         totals = self._totals[step]
         return totals[number] if number < len(totals) else None
 
     def wait(self, step: int, number: int, count: int) -> int:
-        """Reports, and waits until the blocks before have reported too. Raises Aborted if they never will."""
+        """Report, and wait until all blocks before have reported, too. Raises Aborted if they never will."""
         self.report(step, number, count)
         with self._changed:
             while (before := self.before(step, number)) is None:
@@ -69,11 +79,11 @@ class Ledger:
             return before
 
     def end(self, number: int) -> None:
-        """Block `number` has ended, with rows or with an error.
+        """Record that block `number` has ended, with rows or with an error.
 
-        If an element failed before a counting step, the block never reports a count there. Later blocks then give up:
-        delivery throws them away when it comes to the error, but until then they would hold workers that delivery may
-        need for something else.
+        If an element failed before a counting step, the block never reports a count there. Later blocks then give up.
+        Delivery throws them away when it comes to the error. But until then they would hold workers that delivery may
+        need for other blocks.
         """
         with self._changed:
             reported = all(
@@ -84,11 +94,13 @@ class Ledger:
                 self._changed.notify_all()
 
     def is_lost(self, number: int) -> bool:
-        """Whether block `number` may wait for ever: a block before it has ended without a count, or all are aborted."""
+        """Return whether block `number` would wait for ever: a block before it has ended without a count, or all are
+        aborted.
+        """
         return number > self._lost_after
 
     def abort(self) -> None:
-        """Nobody needs the blocks any more: those that wait give up."""
+        """Make all blocks that wait for counts give up: nobody needs them any more."""
         with self._changed:
             self._lost_after = -1
             self._changed.notify_all()
@@ -96,7 +108,7 @@ class Ledger:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Task:
-    """Positions [low, high) of a program. `counts` are known beforehand, or a ledger tells them on the way."""
+    """Positions [low, high) of a program. `counts` is None if the task must ask the ledger for them while it runs."""
 
     program: Program | StreamProgram
     low: int
@@ -105,7 +117,7 @@ class Task:
     counts: list[int] | None
     ledger: Ledger
     given: Any = None
-    """The rows for a program without a node; the state to go on from, for a stream that is run whole."""
+    """For a program without a map node, its rows. For a whole stream, the run and the state to start at."""
 
     def __reduce__(self) -> Any:
         if self.asks:
@@ -114,14 +126,14 @@ class Task:
                 "have brought to one of its steps. Set `shares_counts = False` in the class of the executor (it is the "
                 "default), and no task will ask."
             )
-        return _unpickled, (self.program, self.low, self.high, self.number, self.counts, self.given)
+        return _rebuild_task, (self.program, self.low, self.high, self.number, self.counts, self.given)
 
     def count_before(self, step: int, count: int) -> int:
         return self.counts[step] if self.counts is not None else self.ledger.wait(step, self.number, count)
 
     @property
     def asks(self) -> bool:
-        """Whether it may wait for counts of the blocks before it."""
+        """Whether the task may wait for the counts of the blocks before it."""
         return self.counts is None
 
     def run(self) -> Result:
@@ -132,10 +144,10 @@ class Task:
                 self.ledger.end(self.number)
 
 
-def _unpickled(
+def _rebuild_task(
     program: Program | StreamProgram, low: int, high: int, number: int, counts: list[int], given: Any
 ) -> Task:
-    """A task in another process: its counts are known, so its ledger stays at home."""
+    """Return a task in another process. Its counts are known, so it needs no ledger there."""
     return Task(program, low, high, number, counts, Ledger([]), given)
 
 
@@ -148,7 +160,7 @@ def run_task(
     given: Any,
     place: Allocator | None = None,
 ) -> Result:
-    """Runs a task, wherever it is run; what can be made in `place` is."""
+    """Run a task, in any process. Results that no function of the user's sees are made in `place`."""
     if isinstance(program, StreamProgram):
         return program.run(low, high, given, announce)
     rows = GivenRows(given, low) if program.node is None else PlannedRows(program.node)
@@ -163,7 +175,10 @@ def run_task(
 def _run_until_stopped(
     program: Program, rows: Rows, low: int, high: int, count_before: CountBefore, announce: Announce | None
 ) -> Result:
-    """Runs a block once more in which a function has raised what is no Exception: it comes after the rows before it."""
+    """Run a block again in which a function has raised a KeyboardInterrupt or the like, which is not an Exception.
+
+    The result has the rows before that element, and the interrupt as its failure.
+    """
     at = low
 
     def note(first: int, last: int) -> None:
@@ -178,22 +193,20 @@ def _run_until_stopped(
         raise
     except BaseException as error:
         good = low + (at - low) // program.unit * program.unit
-        made = Result([], np.zeros((0, 1 + len(program.counting)), dtype=np.int64), [])
-        if good > low:
-            made = run(program, rows, low, good, count_before)
-        return dataclasses.replace(made, failure=made.failure or error)
+        before = run(program, rows, low, good, count_before) if good > low else make_empty_result(program)
+        return dataclasses.replace(before, failure=before.failure or error)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Ticket:
-    """A task under way. `done` holds its Result, or raises what stopped the executor itself."""
+    """A task that was submitted. `done` gets its result and its seconds, or the error that stopped the executor."""
 
     task: Task
     done: Future[tuple[Result, float]]
 
 
-def awaited(executor: Executor, ticket: Ticket) -> tuple[Result, float]:
-    """What an executor answers, which may be one of a user's."""
+def wait_and_check(executor: Executor, ticket: Ticket) -> tuple[Result, float]:
+    """Return the answer of `executor.wait`, after a check: a user may have written the executor."""
     match executor.wait(ticket):
         case (Result() as result, int() | float() as seconds):
             return result, seconds
@@ -205,31 +218,27 @@ def awaited(executor: Executor, ticket: Ticket) -> tuple[Result, float]:
 
 
 FORKED = "This iterator belongs to the process that forked this one. Make a new iterator here, or fork before."
-"""Said in a forked child, which has none of the threads and workers of its parent."""
+"""The error in a forked child, which has none of the threads and workers of its parent."""
 
 
 _is_worker = False
 
 
 def become_worker() -> None:
-    """From now on this process is a worker."""
+    """Record that this process is a worker."""
     global _is_worker
     _is_worker = True
     silence_worker()
 
 
 def in_worker() -> bool:
-    """Whether this process is a worker. One starts none of its own, or they would multiply without a bound."""
+    """Return whether this process is a worker. A worker starts no workers, or they would multiply without a bound."""
     return _is_worker
 
 
-def cores() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Executor(abc.ABC):
-    """Runs tasks. To plug in another one, implement these four methods; results must be those of `task.run()`.
+    """Runs tasks. An executor of your own implements the four abstract methods. Its results must be those of
+    `task.run()`.
 
     Tasks and results can be pickled, so an executor may run tasks in other processes and on other machines: see
     "Tasks that leave the process" in docs/workers.md.
@@ -242,111 +251,78 @@ class Executor(abc.ABC):
     """What its members are, in a report."""
 
     block_bytes: int = 8 << 20
-    """How much a block should hold at most, unless a single row is larger."""
+    """How many bytes a block should have at most, unless a single row is larger."""
 
     keeps_all: bool = False
-    """Whether all that it can do is left to it, however light: it was prepared for it, or gives up what takes long."""
+    """Whether it computes all rows, also those that take less time than sending them: it has a `worker_init_fn`, or a
+    `timeout_s`, which hold only in workers.
+    """
 
     shares_counts: bool = False
-    """Whether a task may ask, while it runs, how many elements the blocks before it have brought to one of its steps.
+    """Whether a task may ask, while it runs, how many elements of the blocks before it have reached one of its steps.
 
     The ledger that answers is in the memory of this process, so such a task cannot be pickled. It waits until all tasks
-    before it have come as far, so tasks must begin in the order of submission. Where this is False no task asks:
+    before it have reached that step, so tasks must begin in the order of submission. If this is False, no task asks:
     `random_map` or `map_with_index` after a `filter` is then a stage of its own, whose tasks bring their rows along.
     """
 
     @abc.abstractmethod
     def submit(self, task: Task) -> Ticket:
-        """Takes a task; it should be begun in the order of submission."""
+        """Take a task. Tasks should begin in the order of submission."""
 
     @abc.abstractmethod
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        """The result of a task and the seconds it took, once it is there."""
+        """Wait for a task, and return its result and the seconds that it took."""
 
     @abc.abstractmethod
     def forget(self, tickets: list[Ticket]) -> None:
-        """Nobody will ask for these results: drop them, run or not."""
+        """Drop these tasks, whether they have run or not: nobody will ask for their results."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends all work. Calling it again does nothing."""
+        """End all work. Calling it again does nothing."""
 
     @optional
-    def members(self) -> tuple[int, str]:
-        """How many members work now, and why so many, where the executor has chosen that itself."""
-        return self.parallelism, ""
+    def report(self) -> Pool:
+        """Return the executor's figures for `iterator.report()`. By default these are its kind and its parallelism."""
+        from bushel.engine.figures import Pool  # here: a worker process starts sooner without it
 
-    @optional
-    def deaths(self) -> int:
-        """How many of its members have died so far and were replaced."""
-        return 0
-
-    @optional
-    def describe_nodes(self) -> tuple[str, ...]:
-        """A line for each machine on which members work, for a report; none if all of them are on this one."""
-        return ()
+        return Pool(self.kind, self.parallelism, "")
 
     @optional
     def stretch(self) -> int:
-        """How many times further ahead than it would by itself delivery should work now."""
+        """Return how many times further ahead than usual delivery should work now."""
         return 1
 
 
-class Resizable(Executor):
-    """An executor whose number of members can change while it runs: see autotune.py."""
+class ExecutorAround(Executor):
+    """An executor that gives its tasks to another one and looks at the results."""
 
-    @abc.abstractmethod
-    def resize(self, workers: int) -> None:
-        """Gives tasks to this many workers from now on. Starts new workers; parks others when they have finished."""
+    def __init__(self, executor: Executor):
+        self._executor = executor
+        self.kind = executor.kind
+        self.parallelism = executor.parallelism
+        self.block_bytes = executor.block_bytes
+        self.keeps_all = executor.keeps_all
+        self.shares_counts = executor.shares_counts
 
-    @abc.abstractmethod
-    def all_have_finished_one(self) -> bool:
-        """Whether every worker that gets tasks has finished one."""
-
-
-class Stepped(Executor):
-    """Runs tasks when asked for one, others before it in an order drawn from a seed: for tests of delivery."""
-
-    shares_counts = True
-
-    def __init__(self, seed: int = 0, parallelism: int = 3):
-        self.parallelism = parallelism
-        import random  # here: tests alone need it, and every worker imports this module
-
-        self._random = random.Random(seed)
-        self._pending: list[Ticket] = []
-        self._lock = threading.RLock()  # a stream may be pulled by a thread of its own
-
+    @optional
     def submit(self, task: Task) -> Ticket:
-        ticket = Ticket(task, Future())
-        with self._lock:
-            self._pending.append(ticket)
-        return ticket
+        """Submit the task to the other executor."""
+        return self._executor.submit(task)
 
-    def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        while not ticket.done.done():
-            with self._lock:
-                if not ticket.done.done():
-                    self._step()
-        return ticket.done.result()
-
-    def _step(self) -> None:
-        # Tasks that ask for counts must run in their order: one cannot step aside here and wait.
-        asking = [pending for pending in self._pending if pending.task.counts is None]
-        free = [pending for pending in self._pending if pending.task.counts is not None]
-        first: dict[int, Ticket] = {}
-        for pending in asking:
-            first.setdefault(id(pending.task.ledger), pending)
-        chosen = self._random.choice([*free, *first.values()])
-        self._pending.remove(chosen)
-        _compute(chosen)
-
+    @optional
     def forget(self, tickets: list[Ticket]) -> None:
-        with self._lock:
-            self._pending = [ticket for ticket in self._pending if ticket not in tickets]
+        """Let the other executor forget the tickets."""
+        self._executor.forget(tickets)
 
     def close(self) -> None:
-        self._pending.clear()
+        self._executor.close()
+
+    @optional
+    def stretch(self) -> int:
+        """Return the stretch of the other executor."""
+        return self._executor.stretch()
 
 
 class Threads(Executor):
@@ -367,7 +343,7 @@ class Threads(Executor):
             self._start()
         ticket = Ticket(task, Future())
         self._work.put(ticket)
-        if not self._finalizer.alive:  # closed meanwhile by another thread: nobody may be there to run it
+        if not self._finalizer.alive:  # another thread has closed this executor: no thread may be left for the task
             ticket.done.cancel()
         return ticket
 
@@ -403,7 +379,7 @@ def _compute(ticket: Ticket) -> None:
 def _serve(work: queue.SimpleQueue[Ticket | None]) -> None:
     while (ticket := work.get()) is not None:
         _compute(ticket)
-        del ticket  # an idle thread keeps nothing alive
+        del ticket  # otherwise an idle thread would keep the last result alive
 
 
 def _stop(work: queue.SimpleQueue[Ticket | None], num_threads: int) -> None:
@@ -412,7 +388,7 @@ def _stop(work: queue.SimpleQueue[Ticket | None], num_threads: int) -> None:
 
 
 def _stop_now(work: queue.SimpleQueue[Ticket | None], num_threads: int) -> None:
-    """Like `_stop`, but what waits to be run is dropped."""
+    """Stop the threads like `_stop`, but drop the tasks that have not begun."""
     with contextlib.suppress(queue.Empty):
         while True:
             work.get_nowait()

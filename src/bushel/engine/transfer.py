@@ -1,4 +1,4 @@
-"""From the host to a device: elements are copied there ahead of the step that uses them, and times are taken."""
+"""Copies elements from the host to a device, ahead of the step that uses them, and measures how long that takes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy as np
 
 from bushel.base import blocks, trees
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed
 from bushel.engine.dma import DmaMapper
-from bushel.engine.report import Transfer
+from bushel.engine.figures import Transfer
+from bushel.engine.program import get_user_error
 from bushel.graph.cursors import Cursor, Mark, Same
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State
 
 Put = Callable[[Any], Any]
-"""Starts to copy an element to a device, and returns it there. It does not wait for the copy."""
+"""A function that starts to copy an element to a device, and returns the copy. It does not wait for the copy."""
 
 _SAMPLED = 32
-"""One in so many transfers is timed. To time a transfer one must wait for it, so the next one begins late."""
+"""One transfer in so many is timed: the sender must wait for a timed transfer, so the next one begins late."""
 
-_TIMED_TURN = 4  # not the first ones: they also start the device
+_TIMED_TURN = 4  # not the first transfers: they also start the device
 
 HEAVY_S, HEAVY_BYTES = 0.5e-3, 4 << 20
 """If three elements in a row take the consumer longer than this, or are larger, a thread sends the next ones."""
@@ -43,13 +43,13 @@ class TransferTimes:
         self.size_bytes = 0
         self.input_s = 0.0
         self.speeds: collections.deque[float] = collections.deque(maxlen=101)
-        """Of the transfers that were timed, in bytes per second."""
+        """The speeds of the transfers that were timed, in bytes per second."""
         self.first: float | None = None
         self.last = 0.0
         self.waited_s = 0.0
 
     def report(self) -> Transfer:
-        """The figures as they are now."""
+        """Return the figures as they are now."""
         return Transfer(
             place=self._place,
             elements=self.elements,
@@ -67,16 +67,16 @@ class Sender:
 
     Args:
       put: starts a copy.
-      times: learns how long things take.
+      times: gets the figures.
     """
 
     def __init__(self, put: Put, times: TransferTimes):
         self._put, self._times = put, times
         self._before: Any = None
-        """The element before the one that is timed. Copies are made in order, so the timed one must not wait for it."""
+        """The element before the one that is timed. The timed copy begins when this copy has ended."""
 
     def send(self, element: Any) -> Any:
-        """Starts the copy of an element, and returns the element on the device."""
+        """Start the copy of an element, and return the element on the device."""
         times = self._times
         turn = times.elements % _SAMPLED
         times.elements += 1
@@ -106,20 +106,19 @@ class SendingCursor(Same):
 
 
 class TransferCursor(Cursor):
-    """The elements of a cursor on a device. Up to `buffer` elements are on their way, or there, before they are needed.
+    """The elements of a cursor on a device. Up to `buffer` elements are copied before the consumer needs them.
 
-    Who starts the copies depends on the elements. Small ones are sent by the consumer's own thread: to hand one over
-    from another thread would take longer than to send it. Elements that are large, or that take long to compute, are
-    sent by a thread, which does so while the consumer's step runs.
+    The consumer's own thread starts the copies of small elements: getting them from another thread would take longer.
+    If elements are large, or take long to compute, another thread sends them while the consumer's step runs.
 
     Args:
       parent: elements on the host.
       put: starts a copy.
       buffer: how many elements to keep ahead.
-      times: learns how long things take.
+      times: gets the figures.
       in_thread: a cursor -> the same cursor, with `buffer` elements pulled ahead by a thread.
-      skips: where elements that failed are counted.
-      mapper: maps the memory of elements. It is told to stop when the cursor is gone.
+      skips: counts the elements that failed and were skipped.
+      mapper: maps the memory of elements. It stops when this cursor is collected.
     """
 
     def __init__(
@@ -141,11 +140,11 @@ class TransferCursor(Cursor):
         """How many elements this cursor keeps ahead. A thread keeps its own."""
         self._mark = parent.mark()
         self._flying: collections.deque[tuple[Any, Mark, list[SkipNote]]] = collections.deque()
-        """Elements on the device or on their way, each with the position after it and what was skipped before it."""
+        """Elements whose copies have begun, each with the position after it and the skips before it."""
         self._error: tuple[BaseException, list[SkipNote]] | None = None
-        """Of the element after those. It is raised in its turn."""
+        """The error of the element after those, which is raised after them, and the skips before it."""
         self._end: tuple[Mark, list[SkipNote]] | None = None
-        """The position at the end of the stream, once it is reached, and what was skipped before it."""
+        """The position at the end of the stream, once it is reached, and the skips before it."""
         self._heavy = 0
         """How many elements in a row were large or took long."""
         if mapper is not None:
@@ -172,7 +171,7 @@ class TransferCursor(Cursor):
             times.waited_s += times.last - begun
 
     def _finish(self) -> Block:
-        """What comes after the last element: nothing, or an error."""
+        """Return no element at the end of the stream, or raise the error that comes after the last element."""
         if self._end is not None:
             self._mark, skipped = self._end
             self._end = self._mark, []
@@ -185,7 +184,7 @@ class TransferCursor(Cursor):
         raise error
 
     def _pull_one(self, is_ready: bool) -> None:
-        """Pulls one element and starts its copy, if no thread has done so."""
+        """Pull one element, and start its copy if no thread has done so."""
         sender, times, begun = self._sender, self._times, time.perf_counter()
         with collect_skips(self._skips) as skipped:
             try:
@@ -197,11 +196,8 @@ class TransferCursor(Cursor):
                     element = sender.send(element)
             except KeyboardInterrupt:
                 raise
-            except RowFailed as failed:
-                self._error = failed.error, skipped
-                return
             except BaseException as error:
-                self._error = error, skipped
+                self._error = get_user_error(error), skipped
                 return
         times.input_s += took_s
         if not rows:
@@ -228,7 +224,7 @@ class TransferCursor(Cursor):
         return self._parent.mark_of(state)
 
     def catch_up(self) -> None:
-        if not self._flying:  # else the parent is past this position already
+        if not self._flying:  # otherwise the parent is past this position already
             super().catch_up()
 
     def get_next_index(self) -> int:
@@ -281,7 +277,7 @@ def make_put(where: Any, unsupported: str) -> Put:
             return jax.device_put(element, where)
         if unsupported == "refuse":
             raise TypeError(_describe_misfits(element))
-        # None is no leaf, so that `where` may still be a tree of shardings.
+        # A None is not a leaf for JAX, so `where` may still be a tree of shardings.
         moved = jax.device_put(jax.tree.map(lambda leaf: leaf if fits_in_jax(leaf) else None, element), where)
         return jax.tree.map(
             lambda there, leaf: leaf if there is None else there, moved, element, is_leaf=lambda part: part is None
@@ -291,10 +287,10 @@ def make_put(where: Any, unsupported: str) -> Put:
 
 
 def _make_array_put(where: Any) -> Callable[[np.ndarray], Any] | None:
-    """`jax.device_put` of one array to a device or a sharding, in a fifth of the time; None where JAX cannot do it.
+    """Return a function like `jax.device_put` for one array, in a fifth of the time; None if JAX cannot do it.
 
-    The time of a small batch is mostly the Python code of `jax.device_put`. This calls the function below it, which is
-    no public part of JAX: if it is missing or fails, `jax.device_put` does the work.
+    A small batch spends most of its time in the Python code of `jax.device_put`. The function calls the one below it,
+    which is not a public part of JAX. If that is missing or fails, it calls `jax.device_put`.
     """
     import jax
 
@@ -365,19 +361,19 @@ def find_devices(where: Any) -> list[Any]:
     devices: dict[Any, None] = {}
     for part in jax.tree.leaves(where, is_leaf=lambda part: part is None):
         if part is None:
-            # What `jax.device_put` takes: the device of `jax.default_device`, or else the first one.
+            # As `jax.device_put` does: the device of `jax.default_device`, or else the first one.
             default: Any = getattr(jax.config, "jax_default_device", None)
-            found = [jax.devices(default)[0] if isinstance(default, str) else default or jax.local_devices()[0]]
+            named = [jax.devices(default)[0] if isinstance(default, str) else default or jax.local_devices()[0]]
         elif isinstance(part, jax.Device):
-            found = [part]
+            named = [part]
         elif hasattr(part, "device_set"):
-            found = sorted(part.device_set, key=lambda device: device.id)
+            named = sorted(part.device_set, key=lambda device: device.id)
         else:
             raise TypeError(
                 f"to_device takes a device, a Sharding, or a tree of them that has the structure of an element; got "
                 f"{part!r}. For one device write jax.devices()[0]."
             )
-        devices.update(dict.fromkeys(found))
+        devices.update(dict.fromkeys(named))
     return list(devices)
 
 

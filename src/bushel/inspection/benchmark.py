@@ -12,8 +12,8 @@ from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress, Shown
 from bushel.base_dataset import wrap
 from bushel.dataset import IterDataset, MapDataset
-from bushel.engine.report import Report, format_size
-from bushel.engine.tasks import cores
+from bushel.engine.figures import count_cores, format_size
+from bushel.engine.report import Report
 from bushel.graph.node import Node, replace_parents
 from bushel.graph.streams import Ahead
 from bushel.performance import measure_bytes
@@ -112,7 +112,7 @@ def measure_pipeline(
     """
     if not checks.number(seconds, "seconds") > 0:
         raise ValueError(f"seconds must be positive, got {seconds}.")
-    numbers = [checks.not_negative(number, "workers") for number in workers or choose_numbers(cores())]
+    numbers = [checks.not_negative(number, "workers") for number in workers or choose_numbers(count_cores())]
     stream = dataset.to_iter_dataset() if isinstance(dataset, MapDataset) else dataset
     with Progress("measuring", len(numbers) + 2, unit="runs", shown=progress) as bar:
         bar.show(0)
@@ -127,7 +127,7 @@ def measure_pipeline(
         bar.show(len(numbers) + 2)
     verdict = judge_runs(runs, best, report)
     profile["verdict"] |= {"sentence": verdict, "more_workers": None}
-    return Benchmark(target, cores(), tuple(runs), best, verdict, report, profile)
+    return Benchmark(target, count_cores(), tuple(runs), best, verdict, report, profile)
 
 
 def name_workers(number: int) -> str:
@@ -145,7 +145,7 @@ def judge_runs(runs: Sequence[Run], best: Run, report: Report) -> str:
     if len(runs) == 1 and alone is not None:
         return f"{takes}{best.elements_per_s:,.1f} elements/s without workers."
     if best.workers == 0:
-        return f"{takes}workers did not make it faster on {cores()} cores."
+        return f"{takes}workers did not make it faster on {count_cores()} cores."
     give = (
         f"{name_workers(best.workers)} {'gives' if best.workers == 1 else 'give'} {best.elements_per_s:,.1f} elements/s"
     )

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from bushel.base import tables
-from bushel.engine.report import format_size
+from bushel.engine.figures import format_size
 from bushel.inspection.benchmark import RULE, Benchmark, name_workers
 from bushel.inspection.facts import Facts
 from bushel.inspection.statistics import list_rows

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from bushel.base import tables
-from bushel.engine.report import format_size
+from bushel.engine.figures import format_size
 from bushel.inspection.facts import Facts, FileFacts, Histogram
 
 _MOST_FILES = 12

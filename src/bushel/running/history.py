@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bushel.base import redact
-from bushel.engine.report import Report
-from bushel.engine.tasks import cores
-from bushel.engine.verdict import judge
+from bushel.engine.figures import count_cores
+from bushel.engine.report import Report, judge
 from bushel.running.memory import measure_memory
 
 FORMAT = "bushel report"
@@ -99,7 +98,7 @@ class History:
             "process": os.getpid(),
             "program": redact.base_name(sys.argv[0] if sys.argv else ""),
             "python": platform.python_version(),
-            "cores": cores(),
+            "cores": count_cores(),
             "began_at": self._begun_at,
             "age_s": time.monotonic() - self._begun,
             "interval_s": self.interval_s,

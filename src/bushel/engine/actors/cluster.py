@@ -26,7 +26,7 @@ MIXED = (
     " This process has a token (RAY_AUTH_MODE=token). If the head of the cluster was started without it, everybody can "
     "use the head, and Ray ends each of your actors before it begins: start the head again with RAY_AUTH_MODE=token."
 )
-"""What may be wrong if no actor starts. Ray itself names another reason."""
+"""The likely reason if no actor starts and this process has a token. Ray itself names another reason."""
 
 
 def connect() -> Any:
@@ -117,6 +117,6 @@ def measure_smallest_store(ray: Any) -> int:
 
 
 def describe_room(ray: Any, resources: Mapping[str, float]) -> str:
-    """What the cluster has free of the resources that an actor needs."""
+    """Return how much of each resource that an actor needs the cluster has free, in words."""
     total, free = ray.cluster_resources(), ray.available_resources()
     return ", ".join(f"{name}: {free.get(name, 0):g} of {total.get(name, 0):g} free" for name in resources)

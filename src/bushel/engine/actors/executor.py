@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import pickle
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from bushel.base.options import RayOptions
-from bushel.engine import wire
 from bushel.engine.actors import cluster
 from bushel.engine.actors.supervisor import ActorSupervisor
-from bushel.engine.assigning import JOBS_PER_WORKER
-from bushel.engine.autotune import Tuned
 from bushel.engine.dma import DmaMapper
-from bushel.engine.pooled import PooledExecutor
+from bushel.engine.pool.autotune import Tuned
+from bushel.engine.pool.executor import PooledExecutor, count_results
+from bushel.engine.pool.jobs import PoolOptions
 from bushel.engine.tasks import Executor
 
 DEFAULT_BUDGET_BYTES = 1 << 30
@@ -24,7 +21,7 @@ STORE_SHARE = 1 / 3
 """How much of the smallest object store of the cluster our results may fill. The rest is for others."""
 
 
-class Actors(PooledExecutor):
+class Actors(PooledExecutor[ActorSupervisor]):
     """Runs tasks in actors of a Ray cluster, which send their results through Ray's object store.
 
     Args:
@@ -55,26 +52,12 @@ class Actors(PooledExecutor):
         resources = {"CPU": 1} if resources is None else resources
         if num_workers is None:
             num_workers = max(1, cluster.count_room(ray, resources), at_first or 1)
-        self.parallelism = num_workers
         store_bytes = int(STORE_SHARE * cluster.measure_smallest_store(ray))
         budget_bytes = budget_bytes or min(DEFAULT_BUDGET_BYTES, store_bytes)
-        results = num_workers * (JOBS_PER_WORKER + 2) + 8
-        self.block_bytes = min(self.block_bytes, min(budget_bytes, store_bytes) // results)
-        self.keeps_all = timeout_s is not None or init is not None
+        block_bytes = min(self.block_bytes, min(budget_bytes, store_bytes) // count_results(num_workers))
         first = num_workers if at_first is None else min(at_first, num_workers)
-        self._supervisor = ActorSupervisor(
-            ray, num_workers, first, init, resources, budget_bytes, self.block_bytes, store_bytes, timeout_s, mapper
-        )
-        self._hold(self._supervisor)
-
-    def _unpack(self, packed: wire.Packed, memory: memoryview | None) -> Any:
-        """The rows of a result. Their large arrays look into the memory of a slot, or are copies already."""
-        if packed.places is None:
-            return pickle.loads(packed.pickled, buffers=packed.copies)
-        return wire.unpack(packed, memory)
-
-    def describe_nodes(self) -> tuple[str, ...]:
-        return self._supervisor.describe_nodes()
+        options = PoolOptions(num_workers, first, init, timeout_s, budget_bytes, block_bytes, mapper)
+        super().__init__(options, ActorSupervisor(ray, options, resources, store_bytes))
 
 
 def start_actors(

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from bushel.engine.actors.worker import Place
-from bushel.engine.pool import PoolWorker
-from bushel.engine.report import format_size
+from bushel.engine.figures import format_size
+from bushel.engine.pool.jobs import PoolWorker
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -17,7 +17,7 @@ class Member(PoolWorker):
     name: str
     handle: Any
     place: Place | None = None
-    """Where it runs; None until it has started. It gets no jobs before."""
+    """Where it runs; None until it has started."""
     loading: int = 0
     """How many programs it is receiving. Until it has them, it computes nothing."""
     alive: bool = True
@@ -25,7 +25,7 @@ class Member(PoolWorker):
 
 @dataclasses.dataclass(slots=True)
 class NodeFigures:
-    """What the actors of one machine have done."""
+    """The work and the deaths of the actors on one machine."""
 
     node_id: str
     host: str
@@ -45,8 +45,8 @@ def describe_death(error: BaseException, member: Member) -> str:
     """How an actor ended, as the end of a sentence, from what Ray says about it."""
     where = "" if member.place is None else f" on node {member.place.host}"
     text = str(error)
-    _, found, detail = text.partition("Worker exit detail: ")
-    if not found:
+    _, label, detail = text.partition("Worker exit detail: ")
+    if not label:
         detail = text.strip().splitlines()[-1] if text.strip() else type(error).__name__
     reason = detail.partition(" Some common causes")[0].strip().rstrip(".")
     return f"ended{where} ({reason})"

@@ -1,4 +1,4 @@
-"""What goes into Ray's object store and comes out of it: programs and rows in, results out.
+"""Programs and rows on their way into Ray's object store, and results on their way out of it.
 
 Ray moves arrays between processes and machines without a pickle: the arrays of one object lie in memory that all
 processes of a machine map. An object stays there as long as somebody holds its reference.
@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import memory as base_memory
-from bushel.base.errors import PipelineNotSent
-from bushel.base.memory import ALIGNMENT
-from bushel.engine import wire
 from bushel.engine.actors.worker import PRIVATE_BYTES
-from bushel.engine.pool import Job, ResultBuffer
+from bushel.engine.pool import wire
+from bushel.engine.pool.jobs import Job
+from bushel.engine.pool.result_buffer import ResultBuffer
+from bushel.engine.pool.shipping import share
 
 logger = logging.getLogger("bushel")
 
@@ -40,16 +39,13 @@ class StoredProgram:
     arrays: list[np.ndarray | _StoredArray]
 
     def as_arguments(self) -> tuple[Any, ...]:
-        """What an actor is called with. Ray replaces references by what they stand for."""
+        """Return the arguments for `ActorWorker.load`. Ray replaces each reference by its object."""
         return self.pickled, *(array.ref if isinstance(array, _StoredArray) else array for array in self.arrays)
 
 
 def pack_rows(rows: Any) -> tuple[bytes, list[np.ndarray]]:
-    """Rows for a task; or an error that says that they cannot be sent."""
-    try:
-        pickled, buffers = wire.pickle_with_buffers(rows, for_consumer=False)
-    except Exception as error:
-        raise PipelineNotSent(f"Elements cannot be sent to actors: {error}") from error
+    """Return rows for a task, as Ray takes them; or raise an error that says that they cannot be sent."""
+    pickled, buffers = share(wire.pickle_for_worker, rows, lambda: "Elements")
     return pickled, [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
 
 
@@ -64,12 +60,12 @@ class SharedArrays:
     def __init__(self, ray: Any, store_bytes: int):
         self._ray = ray
         self._store_bytes = store_bytes
-        # By address and size. Programs hold the arrays; an array is gone when the last program that needs it is.
+        # By address and size. Programs hold the arrays: an array is freed with the last program that needs it.
         self._arrays: weakref.WeakValueDictionary[tuple[int, int], _StoredArray] = weakref.WeakValueDictionary()
 
     def put_program(self, program: Any) -> StoredProgram:
         """Puts a program into the object store."""
-        pickled, buffers = wire.pickle_with_buffers(program, for_consumer=False)
+        pickled, buffers = wire.pickle_for_worker(program)
         try:
             return StoredProgram(self._ray.put(pickled), [self._put(buffer) for buffer in buffers])
         except self._ray.exceptions.RayError as error:
@@ -95,17 +91,13 @@ class SharedArrays:
 
 
 def take_out(buffer: ResultBuffer, job: Job, pickled: Any, arrays: list[np.ndarray]) -> tuple[wire.Packed, Any]:
-    """Copies a result into memory of this process, and enters it into the account. Returns also its slot, if any.
+    """Copy a result into memory of this process, and add it to the buffer. Returns it, and the memory of its slot.
 
-    The copy makes arrays that may be written to, as those of worker processes are. And it frees the object store: how
-    long the consumer keeps its batches does not matter to Ray.
+    The user may write into the copies, as into the arrays of worker processes. The object in Ray's store is free again
+    at once, however long the consumer keeps its batches.
     """
     body = bytes(pickled.data) if isinstance(pickled, np.ndarray) else pickled
-    places, end = [], 0
-    for array in arrays:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        end = start + array.nbytes
-        places.append((start, array.nbytes))
+    places, end = wire.lay_out(array.nbytes for array in arrays)
     size = len(body) + sum(array.nbytes for array in arrays)
     slot = buffer.grant_slot(0) if arrays else None
     if slot is not None and end <= slot.arena.slot_bytes:
@@ -118,13 +110,7 @@ def take_out(buffer: ResultBuffer, job: Job, pickled: Any, arrays: list[np.ndarr
         return packed, memory
     if slot is not None:
         slot.arena.give_back(slot.number)
-    copies: list[Any] = [_copy(array).data for array in arrays]
+    copies = [wire.copy_aligned(array) for array in arrays]
     packed = wire.Packed(body, None if arrays else [], copies, size, end)
     buffer.add_result(job, packed)
     return packed, None
-
-
-def _copy(array: np.ndarray) -> np.ndarray:
-    copy = base_memory.empty(array.shape, np.uint8)
-    copy[:] = array
-    return copy

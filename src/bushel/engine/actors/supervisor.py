@@ -2,7 +2,7 @@
 
 Ray reports everything by futures, whose callbacks put events into one queue. The thread takes them out, one after the
 other, and never runs user code. The consumer only waits for results and unpacks them (executor.py). What a pool of
-actors shares with a pool of processes is in engine/pool_supervisor.py.
+actors shares with a pool of processes is in engine/pool/supervisor.py.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from bushel.base import clean_python
 from bushel.base.errors import add_note
-from bushel.engine import shipping
 from bushel.engine.actors import cluster, store
 from bushel.engine.actors.members import Member, NodeFigures, describe_death
-from bushel.engine.actors.worker import ActorWorker, Announcer, Setup, TaskParts
-from bushel.engine.dma import DmaMapper
-from bushel.engine.pool import Job, ResultBuffer
-from bushel.engine.pool_supervisor import PoolSupervisor
+from bushel.engine.actors.worker import ActorWorker, Announcer, Place, Setup, TaskParts
+from bushel.engine.pool import shipping, wire
+from bushel.engine.pool.exceptions import unpack_error
+from bushel.engine.pool.jobs import Job, PoolOptions
+from bushel.engine.pool.supervisor import PoolSupervisor
+from bushel.engine.pool.worker import NO_ACCELERATOR
 from bushel.engine.program import Misfit
 from bushel.engine.stream_program import StreamProgram
-from bushel.engine.zygote import NO_ACCELERATOR
 
 _TICK_S = 1.0  # how often the thread looks whether Ray is still there, while nothing happens
 _TICK_TIMEOUT_S = 0.2  # the same if elements have a time limit
@@ -40,27 +40,20 @@ _ANSWER_S = 10.0  # how long the announcer may take to answer
 
 
 class ActorSupervisor(PoolSupervisor[Member]):
-    """A pool of actors and the thread that talks to them. `Actors` documents the arguments."""
+    """A pool of actors and the thread that talks to them.
+
+    Args:
+      ray: the module.
+      options: the size of the pool and its limits.
+      resources: what Ray reserves for each actor.
+      store_bytes: how many bytes of the smallest object store of the cluster this pool may use.
+    """
 
     kind = "actors"
     stop_s = 10.0
 
-    def __init__(
-        self,
-        ray: Any,
-        num_workers: int,
-        at_first: int,
-        init: Any,
-        resources: Mapping[str, float],
-        budget_bytes: int,
-        block_bytes: int,
-        store_bytes: int,
-        timeout_s: float | None,
-        mapper: DmaMapper | None,
-    ):
-        programs = shipping.ProgramTable(store.SharedArrays(ray, store_bytes).put_program)
-        buffer = ResultBuffer(budget_bytes, block_bytes, num_workers, mapper=mapper)
-        super().__init__(num_workers, at_first, init, timeout_s, programs, buffer)
+    def __init__(self, ray: Any, options: PoolOptions, resources: Mapping[str, float], store_bytes: int):
+        super().__init__(options, shipping.ProgramTable(store.SharedArrays(ray, store_bytes).put_program))
         self._ray = ray
         self._resources = dict(resources)
         self._setup = functools.partial(
@@ -68,37 +61,32 @@ class ActorSupervisor(PoolSupervisor[Member]):
             clean_python.folder(),
             clean_python.search_path(),
             {} if resources.get("GPU") else NO_ACCELERATOR,
-            shipping.pickle_for_workers(init, "worker_init_fn"),
-            count=num_workers,
+            shipping.share(wire.dumps, options.init, lambda: "worker_init_fn"),
+            count=options.num_workers,
             version=cluster.read_version(),
         )
         self._pool_name = f"bushel-{platform.node()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._names = itertools.count()
-        self._events: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[Member, Job | None, Future[Any]] | None] = queue.SimpleQueue()
         self._store_bytes = store_bytes
         self._largest_bytes = 0  # of the last results
         self.nodes: dict[str, NodeFigures] = {}
         self._announcer: Any = None
         self._ended = False
-        for index in range(at_first):
+        for index in range(options.at_first):
             self._start_worker(index)
         self._thread.start()
 
-    def describe_progress(self, job: Job) -> str:
-        with self._lock:
-            lines = []
-            for member in self.workers:
-                running = member.running
-                if member.place is None or running is None or member.busy_since is None:
-                    continue
-                what = running.task.program.which(*(running.announced or (running.task.low, running.high)))
-                where = f"Actor {member.name} (process {member.place.pid} on node {member.place.host})"
-                lines.append(f"{where} has been computing {what} for {time.monotonic() - member.busy_since:.1f} s.")
-            starting = sum(member.place is None for member in self.workers)
-        if starting:
-            room = cluster.describe_room(self._ray, self._resources)
-            lines.append(f"{starting} actors wait until Ray starts them; each needs {self._resources} ({room}).")
-        return "\n".join(lines) or "No actor has begun to compute it."
+    def _describe_worker(self, worker: Member) -> str:
+        where = "" if worker.place is None else f" (process {worker.place.pid} on node {worker.place.host})"
+        return f"Actor {worker.name}{where}"
+
+    def _describe_start(self) -> list[str]:
+        starting = sum(not member.is_ready for member in list(self.workers))
+        if not starting:
+            return []
+        room = cluster.describe_room(self._ray, self._resources)
+        return [f"{starting} actors wait until Ray starts them; each needs {self._resources} ({room})."]
 
     def describe_nodes(self) -> tuple[str, ...]:
         """A line for each machine that has computed something."""
@@ -126,16 +114,15 @@ class ActorSupervisor(PoolSupervisor[Member]):
         with contextlib.suppress(queue.Empty):
             while not self._stopping:
                 if event is not None:
-                    handle, arguments = event
                     with self._lock:
-                        handle(*arguments)
+                        self._handle_answer(*event)
                 event = self._events.get_nowait()
 
-    def _call(self, method: Any, arguments: tuple[Any, ...], handle: Callable[..., None], *context: Any) -> None:
-        """Calls a method of an actor. The thread calls `handle(*context, future)` when there is an answer."""
+    def _call(self, member: Member, method: Any, *arguments: Any, job: Job | None = None) -> None:
+        """Call a method of an actor. When it has answered, the thread calls `_handle_answer`."""
 
         def on_done(done: Future[Any]) -> None:
-            self._events.put((handle, (*context, done)))
+            self._events.put((member, job, done))
             if self._ended:
                 self._drop_events()
 
@@ -151,9 +138,6 @@ class ActorSupervisor(PoolSupervisor[Member]):
             if not any(member.programs.values()):  # it may be the only one that has a stream open
                 self._remove_worker(member)
 
-    def _list_ready_workers(self) -> list[Member]:
-        return [member for member in self.workers if member.place is not None]
-
     def _is_full(self, running_jobs: int) -> bool:
         fills_store = (running_jobs + 1) * self._largest_bytes > self._store_bytes
         return fills_store or self.buffer.is_full(running_jobs)
@@ -163,7 +147,7 @@ class ActorSupervisor(PoolSupervisor[Member]):
             stored = self._programs.get(job.program)
             worker.programs[job.program] = isinstance(job.task.program, StreamProgram)
             worker.loading += 1
-            self._call(worker.handle.load, (job.program, *stored.as_arguments()), self._on_loaded, worker)
+            self._call(worker, worker.handle.load, job.program, *stored.as_arguments())
         if worker.busy_since is None and not worker.loading:
             worker.busy_since = time.monotonic()
         counts = job.task.counts
@@ -171,20 +155,24 @@ class ActorSupervisor(PoolSupervisor[Member]):
         task = TaskParts(job.number, job.program, job.task.low, job.high, counts, job.row_by_row, job.start)
         # An actor has died over these positions. Now it announces each element, so that the pool knows which one kills.
         announcer = self._get_announcer() if job.deaths else None
-        self._call(worker.handle.run, (task, job.rows, announcer), self._on_answer, worker, job)
+        self._call(worker, worker.handle.run, task, job.rows, announcer, job=job)
 
     def _send_forget(self, worker: Member, program: int) -> None:
         worker.handle.forget.remote(program)
 
-    # Answers of actors.
+    # Answers of actors: `_on_<kind>` handles an answer of that kind.
 
-    def _read(self, member: Member, future: Future[Any]) -> tuple[Any, ...] | None:
-        """The answer of an actor; None if it is dead, or nobody waits for it any more."""
+    def _handle_answer(self, member: Member, job: Job | None, future: Future[Any]) -> None:
         if not member.alive:
-            return None
+            return  # its jobs have gone to other actors
         error = future.exception()
         if error is None:
-            return future.result()
+            kind, *parts = future.result()
+            if job is None:
+                getattr(self, f"_on_{kind}")(member, *parts)
+            elif job in member.jobs:
+                getattr(self, f"_on_{kind}")(member, job, *parts)
+            return
         known = self._ray.exceptions
         died = isinstance(error, (known.RayActorError, known.WorkerCrashedError, known.OutOfMemoryError))
         lost = isinstance(error, (known.ObjectLostError, known.NodeDiedError))
@@ -194,61 +182,41 @@ class ActorSupervisor(PoolSupervisor[Member]):
         else:
             # If a result is lost, the machine that held it is gone, and the actor with it.
             self._replace_worker(member, error, computing=died)
-        return None
 
-    def _on_setup(self, member: Member, future: Future[Any]) -> None:
-        answer = self._read(member, future)
-        if answer is None:
-            return
-        if answer[0] == "broken":
-            self._on_broken(member, *answer[1:])
-            return
-        member.place = place = answer[1]
+    def _on_ready(self, member: Member, place: Place) -> None:
+        member.place, member.is_ready = place, True
         self.nodes.setdefault(place.node_id, NodeFigures(place.node_id, place.host))
         if cluster.asks_for_token() and not place.asks_for_token:
             cluster.warn_of_open_node(place.host)
 
-    def _on_loaded(self, member: Member, future: Future[Any]) -> None:
-        answer = self._read(member, future)
-        if answer is None:
-            return
-        if answer[0] == "broken":
-            self._on_broken(member, *answer[1:])
-            return
+    def _on_loaded(self, member: Member) -> None:
         member.loading -= 1
         if not member.loading and member.jobs:
             member.busy_since = time.monotonic()
 
-    def _on_answer(self, member: Member, job: Job, future: Future[Any]) -> None:
-        answer = self._read(member, future)
-        if answer is None or job not in member.jobs:
-            return
-        member.jobs.remove(job)
-        member.busy_since = time.monotonic() if member.jobs else None
-        member.has_finished = True
-        self._deaths_in_a_row = 0
-        kind, *parts = answer
-        if kind == "misfit":
-            self._settle(job, Misfit())
-        elif kind == "failed":
-            self._settle(job, _unpack_error(*parts))
-        else:
-            pickled, arrays, details, seconds = parts
-            self._settle_rows(member, job, pickled, arrays, pickle.loads(details), seconds)
-
-    def _settle_rows(
-        self, member: Member, job: Job, pickled: Any, arrays: list[Any], details: shipping.ResultDetails, seconds: float
+    def _on_done(
+        self, member: Member, job: Job, pickled: Any, arrays: list[Any], details: bytes, seconds: float
     ) -> None:
-        """Copies the rows out of the object store, whose memory is free again at once, and ends the job."""
+        """Copy the rows out of the object store, whose memory is free again at once, and end the job."""
         packed, memory = store.take_out(self.buffer, job, pickled, arrays)
-        details.failure = details.failure or job.error_after_rows
         self._largest_bytes = max(packed.size_bytes, int(0.9 * self._largest_bytes))
         assert member.place is not None
         figures = self.nodes[member.place.node_id]
         figures.blocks += 1
         figures.size_bytes += packed.size_bytes
         figures.busy_s += seconds
-        self._settle(job, (packed, details, memory, seconds))
+        self._finish_job(member, job, (packed, pickle.loads(details), memory, seconds))
+
+    def _on_misfit(self, member: Member, job: Job) -> None:
+        self._finish_job(member, job, Misfit())
+
+    def _on_failed(self, member: Member, job: Job, pickled: bytes, text: str) -> None:
+        self._finish_job(member, job, _unpack_error(pickled, text))
+
+    def _finish_job(self, member: Member, job: Job, outcome: Any) -> None:
+        # Ray runs the next call of the actor at once.
+        member.busy_since = time.monotonic() if len(member.jobs) > 1 else None
+        self._finish(member, job, outcome)
 
     def _on_broken(self, member: Member, what: str, pickled: bytes, text: str) -> None:
         self._report_broken(member, what, _unpack_error(pickled, text))
@@ -267,9 +235,9 @@ class ActorSupervisor(PoolSupervisor[Member]):
             memory=self._resources.get("memory"),
             resources={key: amount for key, amount in self._resources.items() if key not in ("CPU", "GPU", "memory")},
         )
-        member = Member(index, name, actor.remote(name))
+        member = Member(index, name, actor.remote(name), is_ready=False)
         self.workers.append(member)
-        self._call(member.handle.setup, (self._setup(index=index),), self._on_setup, member)
+        self._call(member, member.handle.setup, self._setup(index=index))
 
     def _kill(self, worker: Member) -> None:
         self._kill_actor(worker.handle)
@@ -313,7 +281,7 @@ class ActorSupervisor(PoolSupervisor[Member]):
                     name=f"{self._pool_name}-announcer-{next(self._names)}",
                     num_cpus=0,
                     scheduling_strategy=here,
-                    max_restarts=-1,  # what it knew may be lost: it is told anew before each element
+                    max_restarts=-1,  # it may forget what it knew: workers announce each element anew
                     max_task_retries=-1,
                 )
                 .remote()
@@ -328,7 +296,7 @@ class ActorSupervisor(PoolSupervisor[Member]):
             names = [member.name for member in members]
             answers = self._ray.get(self._announcer.read.remote(names), timeout=_ANSWER_S)
         except self._ray.exceptions.RayError:
-            self._announcer = None  # its machine is gone: the next careful job gets another one
+            self._announcer = None  # its machine is dead: the next job that announces elements gets another one
             return
         for member in members:
             number, low, high, ago_s = answers.get(member.name, (-1, 0, 0, 0.0))
@@ -337,23 +305,19 @@ class ActorSupervisor(PoolSupervisor[Member]):
                 job.announced, member.busy_since = (low, high), time.monotonic() - ago_s
 
     def _drop_events(self) -> None:
-        """Empties the queue once nobody takes events out of it: they hold references to objects."""
+        """Empty the queue after the thread has ended: events hold references to objects in the store."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._events.get_nowait()
 
-    def _end(self) -> None:
+    def _end_workers(self) -> None:
         self._ended = True
         self._drop_events()
-        with self._lock:
-            for member in list(self.workers):
-                self._remove_worker(member)
-            if self._announcer is not None:
-                self._kill_actor(self._announcer)
-                self._announcer = None
-            self._fail_all(RuntimeError("The actors of this iterator were closed."))
-            self.buffer.close()
-            self._programs.clear()
+        for member in list(self.workers):
+            self._remove_worker(member)
+        if self._announcer is not None:
+            self._kill_actor(self._announcer)
+            self._announcer = None
 
 
 def _unpack_error(pickled: bytes, text: str) -> BaseException:
@@ -363,7 +327,7 @@ def _unpack_error(pickled: bytes, text: str) -> BaseException:
     frames of the pool's thread hold references to objects in the store.
     """
     errors: list[BaseException] = []
-    thread = threading.Thread(target=lambda: errors.append(shipping.unpack_error(pickled, text)))
+    thread = threading.Thread(target=lambda: errors.append(unpack_error(pickled, text)))
     thread.start()
     thread.join()
     return errors[0]

@@ -1,4 +1,4 @@
-"""What runs in an actor: it receives programs and tasks, and returns results. Who calls it is in supervisor.py.
+"""The code that runs in an actor: it receives programs and tasks, and returns results. supervisor.py calls it.
 
 Ray calls the methods of an actor one after the other, in the order in which the consumer has called them.
 """
@@ -19,12 +19,13 @@ import numpy as np
 
 from bushel.base import alias
 from bushel.base.errors import add_note
-from bushel.engine import shipping, wire
 from bushel.engine.actors import cluster
+from bushel.engine.pool import wire
+from bushel.engine.pool.exceptions import pack_error
+from bushel.engine.pool.worker import call_init, forget_program, pack_broken, pack_each_row, pack_result
 from bushel.engine.program import Announce, Misfit, Program
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import become_worker, run_task
-from bushel.engine.worker import pack_each_row, pack_result
 
 PRIVATE_BYTES = 1 << 20
 """An actor copies smaller arrays of the pipeline, so that functions may write into them. It shares larger ones."""
@@ -34,12 +35,12 @@ _BESIDE_BYTES = 1 << 16  # a longer pickle of rows travels like an array, and no
 _KEPT_BYTES = 64 << 20  # how much freed memory an actor keeps, so that the next block need not ask for it again
 
 Answer = tuple[Any, ...]
-"""What a method returns: a kind, as a str, and what belongs to it."""
+"""The return value of a method: the kind of the answer, as a str, and its parts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What an actor needs to know before its first task."""
+    """The environment of an actor, and the user's `worker_init_fn`."""
 
     folder: str
     search_path: list[str]
@@ -90,16 +91,14 @@ class ActorWorker:
         _keep_freed_memory()
         if (version := cluster.read_version()) != setup.version:
             what = f"node {self._host} has Bushel {version}, and this process has Bushel {setup.version}"
-            return "broken", what, *shipping.pack_error(RuntimeError("Install the same version of Bushel everywhere."))
+            return "broken", what, *pack_error(RuntimeError("Install the same version of Bushel everywhere."))
         with contextlib.suppress(OSError):  # another machine may not have this folder
             os.chdir(setup.folder)
         sys.path.extend(entry for entry in setup.search_path if entry not in sys.path)
         os.environ.update(setup.variables)
         alias.install_where_asked()
         try:
-            function = pickle.loads(setup.init)
-            if function is not None:
-                function(setup.index, setup.count)
+            call_init(setup.init, setup.index, setup.count)
         except BaseException as error:
             return self._give_up("worker_init_fn failed", error)
         context = ray.get_runtime_context()
@@ -117,9 +116,7 @@ class ActorWorker:
 
     def forget(self, number: int) -> None:
         """Drops a program that nobody needs any more."""
-        program = self._programs.pop(number, None)
-        if isinstance(program, StreamProgram):
-            program.close()
+        forget_program(self._programs, number)
 
     def run(self, task: TaskParts, rows: tuple[bytes, list[np.ndarray]] | None, announcer: Any) -> Answer:
         """Runs a task. With an announcer, it says before each element which one it is."""
@@ -145,7 +142,7 @@ class ActorWorker:
         except SystemExit:
             raise  # the user's function has called sys.exit, so the process ends
         except BaseException as error:
-            return "failed", *shipping.pack_error(error)
+            return "failed", *pack_error(error)
 
     def _make_announce(self, announcer: Any, job: int) -> Announce:
         import ray
@@ -160,10 +157,7 @@ class ActorWorker:
         return announce
 
     def _give_up(self, what: str, error: BaseException) -> Answer:
-        if not isinstance(error, Exception):  # a SystemExit or KeyboardInterrupt would end the consumer
-            stopped = RuntimeError(f"{what}: it raised {type(error).__name__}({', '.join(map(repr, error.args))}).")
-            error = stopped.with_traceback(error.__traceback__)
-        return "broken", f"{what} (on node {self._host})", *shipping.pack_error(error)
+        return pack_broken(what, error, f" (on node {self._host})")
 
 
 def _keep_freed_memory() -> None:
@@ -181,7 +175,7 @@ def _keep_freed_memory() -> None:
 
 def _pack_beside(rows: Any) -> tuple[Any, list[np.ndarray]]:
     """Rows as a pickle, and their large arrays beside it. Ray writes arrays into its object store without a pickle."""
-    pickled, buffers = wire.pickle_with_buffers(rows, for_consumer=True)
+    pickled, buffers = wire.pickle_for_consumer(rows)
     arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
     return (np.frombuffer(pickled, np.uint8) if len(pickled) > _BESIDE_BYTES else pickled), arrays
 
@@ -202,9 +196,5 @@ class Announcer:
     def read(self, names: list[str]) -> dict[str, tuple[int, int, int, float]]:
         """For each worker of these that has announced something: job, low, high, and how many seconds ago."""
         now = time.monotonic()
-        found = {name: self._last[name] for name in names if name in self._last}
-        return {name: (job, low, high, now - when) for name, (job, low, high, when) in found.items()}
-
-    def forget(self, name: str) -> None:
-        """A worker is dead."""
-        self._last.pop(name, None)
+        announced = {name: self._last[name] for name in names if name in self._last}
+        return {name: (job, low, high, now - when) for name, (job, low, high, when) in announced.items()}

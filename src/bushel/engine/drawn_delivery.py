@@ -13,20 +13,21 @@ from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import PipelineNotSent
 from bushel.base.options import DatasetOptions
-from bushel.engine.block_size import size_of_result
-from bushel.engine.delivery import Delivery, Placement
+from bushel.engine.block_size import measure_result
+from bushel.engine.delivery import Delivery, Placement, count_skipped
 from bushel.engine.program import Program, Result, Rows
 from bushel.graph.cursors import Cursor, Mark, pull_exactly
 from bushel.graph.node import Origin
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
+from bushel.graph.state_fields import State
 
 logger = logging.getLogger("bushel")
 
 SHIP_S = 200e-6
-"""Work on a row that takes longer than this, and than its bytes take to travel, is worth sending it to a worker."""
+"""A row is sent to a worker if the work on it takes longer than this, and than sending its bytes."""
 
 SHIP_BYTES_PER_S = 500e6
-"""How fast rows travel, beyond that."""
+"""How many bytes of rows can be sent to a worker and back in a second."""
 
 _TRIED_ROWS = 8
 
@@ -38,8 +39,8 @@ class DrawnDelivery(Delivery):
     to a worker costs more than computing it. The cursor then waits for the rows already sent and computes the rest
     here. The output does not change.
 
-    While rows are computed ahead, positions count the rows drawn since the last restart, and the parent's mark after
-    each of them is kept, and what the parent skipped on the way to it.
+    While an executor computes rows ahead, a position is the number of rows drawn since the last restart. The cursor
+    keeps the parent's mark after each of these rows, and the elements that the parent has skipped before it.
     """
 
     def __init__(
@@ -53,28 +54,28 @@ class DrawnDelivery(Delivery):
         self.parent = parent
         self.parents = (parent,)
         self._marks: collections.deque[Mark] = collections.deque([parent.mark()])
-        self._first = 0  # the position that the first of these marks belongs to
+        self._first = 0  # the position of the first of these marks
         self._skipped: collections.deque[list[SkipNote]] = collections.deque()
-        self._uncounted = 0  # the position that the first of these belongs to
-        self._failure: Exception | None = None  # of the parent, to be raised when its turn has come
-        self._end: Mark = None  # where the parent stands after it was asked past its end
+        self._uncounted = 0  # the position of the first of these lists
+        self._failure: Exception | None = None  # of the parent, raised after the rows before it
+        self._end: Mark = None  # the parent's mark at its end, once it is reached
         self._past_end = False
-        self._later = self._whole = placement  # where rows go after the first few were tried
-        self._tried: list[float] | None = []  # seconds of each row beyond what sending it takes; None once decided
-        self._draining = False
-        self._before: Mark = None  # the parent's mark, if it was asked for since the last pull
+        self._later = self._whole = placement  # where rows are computed after the first few were measured
+        self._tried: list[float] | None = []  # seconds of each row beyond those of sending it; None once decided
+        self._draining = False  # whether no more rows are sent, because the consumer will compute the next ones
+        self._before: Mark = None  # the parent's mark, if `mark` was called since the last pull
         self._drawn = _ParentRows(parent, skips)
-        super().__init__(program, parent, self._drawn, None, options, skips)
+        super().__init__(program, self._drawn, None, options, skips)
 
-    # Here.
+    # In the consumer.
 
     def _pull_here(self, count: int) -> Block | None:
         if self._later is not None:
-            # Not before the first row is wanted: it draws on the parent.
+            # Only now, and not in `__init__`: it reads rows of the parent, and nobody had asked for a row before.
             self.parent.start_prefetch()
             later, self._later = self._later, None
             self._begin_drawing()
-            self._run_at(dataclasses.replace(later, most=_TRIED_ROWS))
+            self._change_placement(dataclasses.replace(later, most=_TRIED_ROWS))
             return []
         before, self._before = self._before, None
         if before is None:
@@ -85,7 +86,7 @@ class DrawnDelivery(Delivery):
             return None
         drawn = self._drawn
         drawn.before, drawn.block, drawn.count = before, block, count
-        del block  # whoever counts who holds the rows must not find this name
+        del block  # this name would count as a holder of the rows, and each row would be copied: see base/ownership.py
         rows, used = self.make_here(0, count)
         if used < count:
             drawn.move_to(used)
@@ -93,31 +94,31 @@ class DrawnDelivery(Delivery):
             drawn.move_to_end()
         return rows
 
-    # Ahead.
+    # In an executor.
 
     def _end_rows(self) -> None:
         if self._draining and self._failure is None and self._end is None:
             self._draining = False
-            self._run_at(None)  # all that was drawn is delivered: the parent stands where this cursor does
+            self._change_placement(None)  # all rows that were drawn are delivered: the parent's position is right
             return
         self._position, self._counts = self._length, self._after
-        self._count_skipped(None, self._length + 1)  # what the parent skipped before its end, or before its failure
+        self._count_skipped(None, self._length + 1)  # what the parent has skipped before its end or its failure
         if self._failure is not None:
             failure = self._failure
             self._restart()
             raise failure
         self._past_end = True
 
-    def _not_sent(self, error: PipelineNotSent) -> None:
+    def _handle_not_sent(self, error: PipelineNotSent) -> None:
         calls = ", ".join(step.call() for step in self._program.steps)
         logger.warning("%s stays in this process: %s", calls, error)
         self._restart()
-        self._run_at(None)
+        self._change_placement(None)
 
     def _learn(self, result: Result, positions: int) -> None:
         if self._tried is None:
             return
-        took = (result.work_s - size_of_result(result) / SHIP_BYTES_PER_S) / positions
+        took = (result.work_s - measure_result(result) / SHIP_BYTES_PER_S) / positions
         self._tried += [took] * positions
         if len(self._tried) < _TRIED_ROWS:
             return
@@ -127,7 +128,7 @@ class DrawnDelivery(Delivery):
         assert self._whole is not None
         if slow or self._whole.executor.keeps_all:
             self._placement = self._whole
-            self._new_sizer(self._whole)
+            self._make_sizer(self._whole)
         else:
             self._draining = True
 
@@ -152,11 +153,12 @@ class DrawnDelivery(Delivery):
         return (blocks.join(parts) if parts else []), low
 
     def _count_skipped(self, result: Result | None, before: int) -> None:
+        by_program = [] if result is None else result.skipped
         while self._skipped and self._uncounted < before:
-            self.count_skipped_in(result, self._uncounted)
+            count_skipped(self._skips, by_program, self._uncounted)
             count_collected(self._skips, self._skipped.popleft())
             self._uncounted += 1
-        self.count_skipped_in(result, before)
+        count_skipped(self._skips, by_program, before)
 
     # Positions.
 
@@ -170,17 +172,17 @@ class DrawnDelivery(Delivery):
         return self._marks[0], self._counts
 
     def _forget_marks(self) -> None:
-        """Forgets the parent's marks before the row that was delivered last."""
+        """Drop the parent's marks before the row that was delivered last."""
         while self._first < self._position and len(self._marks) > 1:
             self._marks.popleft()
             self._first += 1
 
-    def _rewind_source(self, mark: Mark) -> None:
+    def _rewind_rows(self, mark: Mark) -> None:
         self.parent.rewind(mark)
         self._begin_drawing()
 
     def _begin_drawing(self) -> None:
-        """Positions count from here on, where the parent stands."""
+        """Set the position to zero at the present position of the parent."""
         self._before = None
         self._marks = collections.deque([self.parent.mark()])
         self._position = self._first = self._uncounted = 0
@@ -188,15 +190,25 @@ class DrawnDelivery(Delivery):
         self._failure, self._end, self._past_end = None, None, False
         self._length = self._program.length
 
-    def _source_index(self) -> int:
+    def _get_row_index(self) -> int:
         if self._placement is None:
             return self.parent.get_next_index()
         self._forget_marks()
         return self.parent.get_next_index() - (len(self._marks) - 1)
 
+    def _find_row(self, index: int) -> Mark:
+        self.parent.set_next_index(index)
+        return self.parent.mark()
+
+    def _state_of_rows(self, mark: Mark) -> State:
+        return self.parent.state_of(mark)
+
+    def _mark_of_rows(self, state: State) -> Mark:
+        return self.parent.mark_of(state)
+
 
 class _ParentRows(Rows):
-    """Rows that were pulled of a cursor; after a failure they are read of it again."""
+    """Rows that were pulled from a cursor. After a failure, they are pulled again."""
 
     def __init__(self, parent: Cursor, skips: Skips | None):
         self._parent, self._skips = parent, skips
@@ -207,11 +219,11 @@ class _ParentRows(Rows):
         self.count = 0
         self._in_one_pull = True
         self.end: Mark = None
-        """The parent's position when it had given these rows, if they were read again since."""
+        """The parent's position after these rows were pulled first, if they were pulled again since."""
 
     def read(self, low: int, high: int, private: bool) -> Block:
         block, self.block = self.block, None
-        if block is None:  # functions may have written into the first ones
+        if block is None:  # they are read again: functions may have written into the first ones
             if self.end is None:
                 self.end = self._parent.mark()
             block = self.move_to(self.count)
@@ -220,7 +232,7 @@ class _ParentRows(Rows):
         return block if high - low == len(block) else blocks.part_of(block, low, high)
 
     def move_to(self, count: int) -> Block:
-        """Reads the first `count` rows again; the parent stands after them."""
+        """Pull the first `count` rows again. The parent's position is after them."""
         with collect_skips(self._skips):  # they were counted when the rows were read first
             self._parent.rewind(self.before)
             block = self._parent.pull(count)
@@ -230,10 +242,10 @@ class _ParentRows(Rows):
             return blocks.join([block, pull_exactly(self._parent, count - len(block))])
 
     def move_to_end(self) -> None:
-        """The parent goes to where it stood when it had given the rows. Only after they were read again.
+        """Move the parent to its position after the rows were pulled first. Called only after they were pulled again.
 
-        Without this, an element that the parent skipped after the last of these rows would be counted twice: it was
-        counted with the rows, and the parent has not come to it while they were read again.
+        Without this, an element that the parent skipped after the last of these rows would be counted twice. It was
+        counted with the rows, but the parent has not reached it when it pulled the rows again.
         """
         end, self.end = self.end, None
         with collect_skips(self._skips):

@@ -1,8 +1,8 @@
 """The thread that runs a pool of worker processes: it sends jobs, receives results and replaces dead workers.
 
 One thread talks to all workers, and it never waits for one of them. It sends jobs as slots become free, so the memory
-of results has a limit. The consumer only waits for results and unpacks them (processes.py). What a pool of processes
-shares with a pool of actors is in pool_supervisor.py.
+of results has a limit. The consumer only waits for results and unpacks them (executor.py). What a pool of processes
+shares with a pool of actors is in pool/supervisor.py.
 """
 
 from __future__ import annotations
@@ -16,50 +16,45 @@ import weakref
 from typing import Any
 
 from bushel.base import clean_python
-from bushel.engine import shipping, stall, wire
-from bushel.engine.connections import Connections
-from bushel.engine.dma import DmaMapper
-from bushel.engine.pool import Job, ResultBuffer, Worker
-from bushel.engine.pool_supervisor import PoolSupervisor
+from bushel.engine.pool import shipping, wire
+from bushel.engine.pool.exceptions import unpack_error
+from bushel.engine.pool.jobs import Job, PoolOptions
+from bushel.engine.pool.results import Details
+from bushel.engine.pool.supervisor import PoolSupervisor
+from bushel.engine.pool.worker import NO_ACCELERATOR
+from bushel.engine.processes.channel import Closed
+from bushel.engine.processes.connections import Connections
+from bushel.engine.processes.members import Member
+from bushel.engine.processes.stacks import Stacks
+from bushel.engine.processes.store import SharedObject, share_rows
+from bushel.engine.processes.zygote import FORKS, STARTER, THREADS, kill
 from bushel.engine.program import Misfit
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Aborted
-from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill
 
 logger = logging.getLogger("bushel")
 
 
-class ProcessSupervisor(PoolSupervisor[Worker]):
-    """A pool of worker processes and the thread that talks to them. `Processes` documents the arguments."""
+class ProcessSupervisor(PoolSupervisor[Member]):
+    """A pool of worker processes and the thread that talks to them."""
 
     kind = "worker processes"
     stop_s = 3.0  # the thread may wait until the system has started a worker; then the other workers are killed
 
-    def __init__(
-        self,
-        num_workers: int,
-        init: Any,
-        budget_bytes: int,
-        block_bytes: int,
-        timeout_s: float | None,
-        portable: bool,
-        at_first: int,
-        mapper: DmaMapper | None = None,
-    ):
-        programs = shipping.ProgramTable(functools.partial(shipping.SharedObject, portable=portable))
-        buffer = ResultBuffer(budget_bytes, block_bytes, num_workers, portable=portable, mapper=mapper)
-        super().__init__(num_workers, at_first, init, timeout_s, programs, buffer)
+    def __init__(self, options: PoolOptions, *, portable: bool):
+        programs = shipping.ProgramTable(functools.partial(SharedObject, portable=portable))
+        super().__init__(options, programs, portable=portable)
         self._portable = portable
-        self._init = shipping.pickle_for_workers(init, "worker_init_fn")
+        self._init = shipping.share(wire.dumps, options.init, lambda: "worker_init_fn")
         # Taken once, so that a worker that starts later sees the same environment as the first ones.
         variables = {**THREADS, **os.environ, **NO_ACCELERATOR}
         self._environment = clean_python.folder(), clean_python.search_path(), variables
         self._connections = Connections()
         self._has_begun_a_job = False
-        self._stacks = stall.Stacks(portable=portable)
+        self._stacks = Stacks(portable=portable)
         STARTER.add_pool()
         try:
-            for index in range(at_first):
+            for index in range(options.at_first):
                 self._start_worker(index)
             SUPERVISORS.add(self)
             self._thread.start()
@@ -70,32 +65,26 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
                 self.stop()
             raise
 
-    def describe_progress(self, job: Job) -> str:
-        lines = []
-        for worker in list(self.workers):
-            jobs, since = list(worker.jobs), worker.busy_since  # copies: the worker may finish meanwhile
-            if not jobs or since is None:
-                continue
-            what = jobs[0].task.program.which(*(jobs[0].announced or (jobs[0].task.low, jobs[0].high)))
-            stack = f":\n{self._stacks.read(worker.pid)}" if job in jobs else "."
-            process = f"Worker {worker.index} (process {worker.pid})"
-            lines.append(f"{process} has been computing {what} for {time.monotonic() - since:.1f} s{stack}")
-        return "\n".join(lines) or "No worker has begun to compute it."
+    def _describe_worker(self, worker: Member) -> str:
+        return f"Worker {worker.index} (process {worker.pid})"
+
+    def _read_stack(self, worker: Member) -> str:
+        return f":\n{self._stacks.read(worker.pid)}"
 
     def _wake(self) -> None:
         self._connections.wake()
 
     def _pack_rows(self, rows: Any) -> Any:
-        return shipping.share_rows(rows, portable=self._portable)
+        return share_rows(rows, portable=self._portable)
 
     def _handle_events(self) -> None:
         for worker, died in self._connections.wait(0.2 if self._timeout_s is not None else None):
             self._receive(worker, died=died)
 
-    def _receive(self, worker: Worker, *, died: bool) -> None:
+    def _receive(self, worker: Member, *, died: bool) -> None:
         try:
             messages = worker.channel.receive_nowait()
-        except wire.Closed:
+        except Closed:
             messages, died = [], True
         with self._lock:
             for kind, *arguments in messages:
@@ -133,13 +122,7 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
             logger.warning("No more than %d worker processes could be started (%s).", len(self.workers), error)
             self._active = len(self.workers)
 
-    def _list_ready_workers(self) -> list[Worker]:
-        return self.workers
-
-    def _is_full(self, running_jobs: int) -> bool:
-        return self.buffer.is_full(running_jobs)
-
-    def _send_job(self, worker: Worker, job: Job) -> None:
+    def _send_job(self, worker: Member, job: Job) -> None:
         job.slot = self.buffer.grant_slot(sum(held.slot is not None for one in self.workers for held in one.jobs))
         if job.program not in worker.programs:
             program = self._programs.get(job.program)
@@ -160,86 +143,75 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
         rest = (job.task.counts, slot, job.deaths > 0, job.row_by_row, given)
         self._connections.send(worker, "task", *numbers, *rest, descriptors=descriptors)
 
-    def _send_forget(self, worker: Worker, program: int) -> None:
+    def _send_forget(self, worker: Member, program: int) -> None:
         self._connections.send(worker, "forget", program)
 
     # What workers send: `_on_<kind>` handles a message of that kind.
 
-    def _on_begun(self, worker: Worker, number: int) -> None:
+    def _on_begun(self, worker: Member, number: int) -> None:
         worker.busy_since = time.monotonic()
         self._has_begun_a_job = True
 
-    def _on_at(self, worker: Worker, number: int, low: int, high: int) -> None:
+    def _on_at(self, worker: Member, number: int, low: int, high: int) -> None:
         self._jobs[number].announced = (low, high)
         worker.busy_since = time.monotonic()
 
-    def _on_count(self, worker: Worker, number: int, step: int, count: int) -> None:
+    def _on_count(self, worker: Member, number: int, step: int, count: int) -> None:
         job = self._jobs[number]
         job.task.ledger.report(step, job.task.number, count)
         job.count_request, job.counted = (step, count), step + 1
 
-    def _on_done(
-        self, worker: Worker, number: int, packed: wire.Packed, details: shipping.ResultDetails, seconds: float
-    ) -> None:
-        job = self._finish(worker, number)
-        memory = self.buffer.add_result(job, packed)
-        details.failure = details.failure or job.error_after_rows
-        self._settle(job, (packed, details, memory, seconds))
+    def _on_done(self, worker: Member, number: int, packed: wire.Packed, details: Details, seconds: float) -> None:
+        memory = self.buffer.add_result(worker.jobs[0], packed)
+        self._finish_first(worker, number, (packed, details, memory, seconds))
 
-    def _on_misfit(self, worker: Worker, number: int) -> None:
-        self._settle(self._finish(worker, number), Misfit())
+    def _on_misfit(self, worker: Member, number: int) -> None:
+        self._finish_first(worker, number, Misfit())
 
-    def _on_aborted(self, worker: Worker, number: int) -> None:
-        self._settle(self._finish(worker, number), Aborted())
+    def _on_aborted(self, worker: Member, number: int) -> None:
+        self._finish_first(worker, number, Aborted())
 
-    def _on_failed(self, worker: Worker, number: int, pickled: bytes, text: str) -> None:
-        self._settle(self._finish(worker, number), shipping.unpack_error(pickled, text))
+    def _on_failed(self, worker: Member, number: int, pickled: bytes, text: str) -> None:
+        self._finish_first(worker, number, unpack_error(pickled, text))
 
-    def _on_broken(self, worker: Worker, what: str, pickled: bytes, text: str) -> None:
-        self._report_broken(worker, what, shipping.unpack_error(pickled, text))
+    def _on_broken(self, worker: Member, what: str, pickled: bytes, text: str) -> None:
+        self._report_broken(worker, what, unpack_error(pickled, text))
 
-    def _finish(self, worker: Worker, number: int) -> Job:
-        """Takes the job that a worker has finished from it."""
-        job = worker.jobs.popleft()
-        assert job.number == number, "workers answer in order"
-        worker.busy_since, worker.has_finished = None, True
-        self._deaths_in_a_row = 0
-        return job
+    def _finish_first(self, worker: Member, number: int, outcome: Any) -> None:
+        assert worker.jobs[0].number == number, "workers answer in order"
+        worker.busy_since = None
+        self._finish(worker, worker.jobs[0], outcome)
 
     # Workers that start, that are killed, and that die.
 
     def _start_worker(self, index: int) -> None:
-        worker = Worker(index, *STARTER.start(fork=FORKS and not self._portable))
+        worker = Member(index, *STARTER.start(fork=FORKS and not self._portable))
         self._connections.add(worker)
         self._connections.send(worker, "stacks", descriptors=(self._stacks.descriptor,))
         self._connections.send(worker, "setup", *self._environment, self._init, index, self._num_workers)
         self.workers.append(worker)
 
-    def _kill(self, worker: Worker) -> None:
+    def _kill(self, worker: Member) -> None:
         kill(worker.pid)
 
-    def _replace_worker(self, worker: Worker) -> None:
+    def _replace_worker(self, worker: Member) -> None:
         """Starts a worker in the place of a dead one."""
         self._connections.remove(worker)
         self.workers.remove(worker)
         if self._take_over_jobs(worker, STARTER.describe_end(worker.pid)):
             self._start_worker(worker.index)
 
-    def _explain_deaths(self, worker: Worker) -> str:
+    def _explain_deaths(self, worker: Member) -> str:
         return "." if self._init_name is None or self._has_begun_a_job else f", in worker_init_fn={self._init_name}."
 
-    def _end(self) -> None:
-        with self._lock:
-            for worker in self.workers:
-                self._connections.remove(worker)
-                self._kill(worker)
-            for worker in self.workers:  # after all were killed, so that they end side by side
-                STARTER.reap(worker.pid)
-            self.workers.clear()
-            self._fail_all(RuntimeError("The worker processes of this iterator were closed."))
-            self.buffer.close()
-            self._programs.clear()
-            self._connections.close()
+    def _end_workers(self) -> None:
+        for worker in self.workers:
+            self._connections.remove(worker)
+            self._kill(worker)
+        for worker in self.workers:  # after all were killed, so that they end side by side
+            STARTER.reap(worker.pid)
+        self.workers.clear()
+        self._connections.close()
         STARTER.remove_pool()
 
 

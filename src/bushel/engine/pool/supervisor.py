@@ -1,6 +1,6 @@
 """`PoolSupervisor`: what the threads that run worker processes and actors share: the jobs, and what a death means.
 
-How a worker is started, how it gets a job and how its answer arrives is in supervisor.py (processes) and
+How a worker is started, how it gets a job and how its answer arrives is in processes/supervisor.py and in
 actors/supervisor.py (actors of a Ray cluster).
 """
 
@@ -11,17 +11,17 @@ import collections
 import os
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, TypeVar
 
 from bushel.base.contract import optional
 from bushel.base.errors import WorkerDied, add_note
 from bushel.base.transforms import short_name
-from bushel.engine import shipping
-from bushel.engine.assigning import choose_job
-from bushel.engine.blame import Blame
-from bushel.engine.pool import Job, PoolWorker, ResultBuffer
+from bushel.engine.pool import shipping, wire
+from bushel.engine.pool.assigning import choose_job
+from bushel.engine.pool.blame import Blame
+from bushel.engine.pool.jobs import Job, PoolOptions, PoolWorker
+from bushel.engine.pool.result_buffer import ResultBuffer
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import FORKED, Aborted, Task, Ticket
 
@@ -35,43 +35,32 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     workers and then the thread, as the last steps of `__init__`.
 
     Args:
-      num_workers: how many workers there are at most.
-      at_first: how many of them get jobs until `resize` is called.
-      init: the user's `worker_init_fn`.
-      timeout_s: an element that takes longer is treated like an element that kills its worker; None waits for ever.
+      options: the size of the pool and its limits.
       programs: the programs that workers have received, or will receive.
-      buffer: the memory of finished results.
+      portable: keeps results in a temporary file, which works on every system, and in no memfd.
     """
 
     kind: ClassVar[str]
-    """What the workers are called in messages."""
+    """The name of the workers in messages."""
     stop_s: ClassVar[float]
     """How long `stop` waits for the thread."""
 
-    def __init__(
-        self,
-        num_workers: int,
-        at_first: int,
-        init: Callable[[int, int], None] | None,
-        timeout_s: float | None,
-        programs: shipping.ProgramTable[Any],
-        buffer: ResultBuffer,
-    ):
+    def __init__(self, options: PoolOptions, programs: shipping.ProgramTable[Any], *, portable: bool = False):
         self._owner = os.getpid()
-        self._num_workers = num_workers
-        self._active = at_first  # workers with an index below it get jobs
-        self._init_name = None if init is None else short_name(init)
-        self._timeout_s = timeout_s
+        self._num_workers = options.num_workers
+        self._active = options.at_first  # workers with an index below it get jobs
+        self._init_name = None if options.init is None else short_name(options.init)
+        self._timeout_s = options.timeout_s
         self._lock = threading.RLock()
         self._waiting: collections.deque[Job] = collections.deque()  # no worker has them, in the order of their numbers
         self._jobs: dict[int, Job] = {}  # all jobs without a result
         self._next_job = 0
         self._programs = programs
-        self.buffer = buffer
+        self.buffer = ResultBuffer(options, portable=portable)
         self.workers: list[W] = []
         self.deaths = 0
         self._deaths_in_a_row = 0
-        self._blame = Blame(timeout_s)
+        self._blame = Blame(options.timeout_s)
         self._stopping = False
         self._ended_by: BaseException | None = None
         self._reraises = False  # whether `submit` raises that error itself, because it came from a worker
@@ -83,8 +72,8 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         self._check_owner()
         rows, start = None, None
         if isinstance(task.program, StreamProgram):
-            run, state = task.given
-            start = run, shipping.pickle_for_workers(state, f"The state of {task.program.node.describe()}")
+            (run, state), node = task.given, task.program.node
+            start = run, shipping.share(wire.dumps, state, lambda: f"The state of {node.describe()}")
         elif task.given is not None:
             rows = self._pack_rows(task.given)
         with self._lock:
@@ -101,15 +90,26 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         return job
 
     def mark_urgent(self, job: Job) -> None:
-        """Takes note that the consumer waits for this job: it begins even if the buffer is full."""
+        """Record that the consumer waits for this job: it begins even if the buffer is full."""
         self._check_owner()
         job.urgent = True
         if not job.assigned:
             self._wake()
 
-    @abc.abstractmethod
     def describe_progress(self, job: Job) -> str:
-        """Says what each worker computes, and what is known of the worker that has the job."""
+        """Return what each worker computes and since when, and the stack of the worker that has the job.
+
+        Takes no lock: the thread may hold it for long while it starts a worker.
+        """
+        lines = []
+        for worker in list(self.workers):
+            jobs, since = list(worker.jobs), worker.busy_since  # copies: the worker may finish meanwhile
+            if jobs and since is not None:
+                first, seconds = jobs[0], time.monotonic() - since
+                what = first.task.program.describe_elements(*(first.announced or (first.task.low, first.high)))
+                stack = self._read_stack(worker) if job in jobs else "."
+                lines.append(f"{self._describe_worker(worker)} has been computing {what} for {seconds:.1f} s{stack}")
+        return "\n".join([*lines, *self._describe_start()]) or "No worker has begun to compute it."
 
     def forget(self, tickets: list[Ticket]) -> None:
         """Drops jobs. Takes no lock: closing an iterator must not wait while the thread starts a worker."""
@@ -165,13 +165,10 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     def _update_workers(self) -> None:
         """Starts the workers that `resize` has asked for. Called after events, before jobs are sent."""
 
-    @abc.abstractmethod
-    def _list_ready_workers(self) -> list[W]:
-        """The workers that can get jobs."""
-
-    @abc.abstractmethod
+    @optional
     def _is_full(self, running_jobs: int) -> bool:
-        """Whether only urgent jobs should begin, given how many jobs the workers have."""
+        """Return whether only urgent jobs should begin, given how many jobs the workers have."""
+        return self.buffer.is_full(running_jobs)
 
     @abc.abstractmethod
     def _send_job(self, worker: W, job: Job) -> None:
@@ -191,15 +188,34 @@ class PoolSupervisor(abc.ABC, Generic[W]):
 
     @abc.abstractmethod
     def _explain_deaths(self, worker: W) -> str:
-        """What else is known when workers die one after the other, as the end of a sentence; "" if nothing."""
+        """Return the likely cause if workers die one after the other, as the end of a sentence."""
+
+    @optional
+    def describe_nodes(self) -> tuple[str, ...]:
+        """Return a line for each machine that has workers, for a report; none if all of them are on this machine."""
+        return ()
 
     @optional
     def _update_announcements(self) -> None:
         """Finds out which elements the workers compute that run element by element. By default workers say so."""
 
     @abc.abstractmethod
-    def _end(self) -> None:
-        """Ends the workers and all jobs, and frees what the pool has. The last thing that the thread does."""
+    def _describe_worker(self, worker: W) -> str:
+        """Return a worker's name and place, as the beginning of a sentence."""
+
+    @optional
+    def _read_stack(self, worker: W) -> str:
+        """Return where in the code a worker is, as the end of a sentence. By default this is not known."""
+        return "."
+
+    @optional
+    def _describe_start(self) -> list[str]:
+        """Return what the pool waits for before it has all its workers; by default nothing."""
+        return []
+
+    @abc.abstractmethod
+    def _end_workers(self) -> None:
+        """Kill the workers and free what the subclass has."""
 
     # Called by the pool's thread.
 
@@ -220,6 +236,14 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         finally:
             self._end()
 
+    def _end(self) -> None:
+        """End the workers and all jobs, and free what the pool has. The last thing that the thread does."""
+        with self._lock:
+            self._end_workers()
+            self._fail_all(RuntimeError(f"The {self.kind} of this iterator were closed."))
+            self.buffer.close()
+            self._programs.clear()
+
     def _assign_jobs(self) -> None:
         """Sends waiting jobs to workers, as long as a job may begin and a worker can take it."""
         for job in [job for job in self._waiting if job.footprint.released]:
@@ -227,7 +251,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
             self._drop_job(job)
         while self._waiting:
             full = self._is_full(sum(len(worker.jobs) for worker in self.workers))
-            ready = self._list_ready_workers()
+            ready = [worker for worker in self.workers if worker.is_ready]
             choice = choose_job(self._waiting, self._jobs.values(), full, ready, self._active)
             if choice is None:
                 break
@@ -244,10 +268,18 @@ class PoolSupervisor(abc.ABC, Generic[W]):
                 if worker.programs.pop(number, None) is not None:
                     self._send_forget(worker, number)
 
+    def _finish(self, worker: W, job: Job, outcome: Any) -> None:
+        """Take a job from the worker that has finished it, and end the job with its result or its error."""
+        worker.jobs.remove(job)
+        worker.has_finished = True
+        self._deaths_in_a_row = 0
+        self._settle(job, outcome)
+
     def _settle(self, job: Job, outcome: Any) -> None:
         """Ends a job with its result or its error."""
         job.return_slot()
-        # In this order: `_fail_all` tells the jobs in `_jobs` of the pool's end, so a job leaves only with an outcome.
+        # In this order: `_fail_all` settles the jobs in `_jobs`. A job that had left it without an outcome would never
+        # get one, and the consumer would wait for ever.
         job.settle(outcome)
         self._drop_job(job)
         if job.task.asks:

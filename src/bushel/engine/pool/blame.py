@@ -1,4 +1,4 @@
-"""Which element has killed worker processes, and the error that says so. Replacing workers is the supervisor's part."""
+"""Finds the element that has killed workers, and makes the error that says so. The supervisor replaces the workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 from bushel.base.errors import WorkerDied
-from bushel.engine.pool import Job
+from bushel.engine.pool.jobs import Job
 from bushel.graph.node import merge_origins
 
 DEATHS_ALONE = 2
@@ -71,7 +71,7 @@ class Blame:
             job.killed_at = places
 
     def record_death(self, job: Job | None) -> Job | None:
-        """Takes note of the death of a worker that computed `job`. Returns it if an element of it is to blame."""
+        """Record the death of a worker that computed `job`. Returns the job if one of its elements is to blame."""
         now = time.monotonic()
         if job is None:
             self._unexplained.append(_Death(now, -1, 0, 0, announced=False))
@@ -129,7 +129,7 @@ class Blame:
             what = f"took longer than timeout_s={self._timeout_s} s, twice."
         else:
             what = f"killed {job.deaths} worker processes one after the other; the last one {how}."
-        error = WorkerDied(f"Computing {program.which(low, high)}{made_of} {what}")
+        error = WorkerDied(f"Computing {program.describe_elements(low, high)}{made_of} {what}")
         counts = job.task.counts  # if they were known beforehand, the element has reached all counting steps
         error.at, error.counted = (low, high), job.counted if counts is None else len(counts)
         return error

@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bushel.base import clean_python
 from bushel.base.clean_python import describe_exit
 from bushel.base.lazy import Lazy
-from bushel.engine import wire, worker
-from bushel.engine.wire import Channel
+from bushel.engine.pool.worker import NO_ACCELERATOR
+from bushel.engine.processes import worker
+from bushel.engine.processes.channel import Channel, Closed
 
 if TYPE_CHECKING:
     import subprocess
 else:
     subprocess = Lazy("subprocess")  # the zygote itself does not need it, and starts sooner without
 
-NO_ACCELERATOR = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
 THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """One thread per worker for linear algebra, unless the consumer's environment sets another number."""
 
@@ -92,15 +92,15 @@ class Starter:
         self._timer: threading.Timer | None = None  # ends the zygote, if no pool begins before
 
     def add_pool(self) -> None:
-        """Takes note that a pool of workers begins."""
+        """Record that a pool of workers begins."""
         with self._pools_lock:
             self._pools += 1
             timer, self._timer = self._timer, None
         if timer is not None:
-            timer.cancel()  # else a program with many short pools would have as many waiting threads
+            timer.cancel()  # otherwise a program with many short pools would have as many waiting threads
 
     def remove_pool(self) -> None:
-        """Takes note that a pool of workers has ended. Ends the zygote a while after the last one."""
+        """Record that a pool of workers has ended. The zygote ends a while after the last one."""
         with self._pools_lock:
             self._pools -= 1
             last = not self._pools and self._channel is not None
@@ -176,7 +176,7 @@ class Starter:
             (number, answer), _ = control.receive()
             if number != self._requests:
                 raise _ZygoteLost(f"has answered request {number} instead of {self._requests}", by_signal=False)
-        except wire.Closed:
+        except Closed:
             code = self._kill_zygote(_DYING_S)
             raise _ZygoteLost(describe_exit(code), by_signal=code < 0) from None
         except BaseException:
@@ -266,7 +266,8 @@ def _start_python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
     # The user's own setting comes last: if both set the same name, glibc takes the last one.
     tunables = ":".join(filter(None, [_BYPASS_CACHE, os.environ.get(_TUNABLES)]))
     variables = {**THREADS, **os.environ, **NO_ACCELERATOR, _TUNABLES: tunables}
-    return clean_python.start(f"from bushel.engine import zygote; {function}({descriptor})", descriptor, variables)
+    code = f"from bushel.engine.processes import zygote; {function}({descriptor})"
+    return clean_python.start(code, descriptor, variables)
 
 
 def _is_stopped(pid: int) -> bool:
@@ -313,7 +314,7 @@ def main(descriptor: int) -> None:
             importlib.import_module(later.pop(0))
         try:
             (kind, number, *arguments), descriptors = control.receive()
-        except wire.Closed:
+        except Closed:
             for pid in list(children):  # a copy: the SIGCHLD handler removes each child as it ends
                 kill(pid)
             os._exit(0)
@@ -335,7 +336,7 @@ def main(descriptor: int) -> None:
 
 
 def _run_forked_worker(control: Channel, parent: int, descriptor: int) -> NoReturn:
-    """Runs a worker in a forked child. Never returns: the child would go on as a second zygote."""
+    """Run a worker in a forked child. Never returns: otherwise the child would continue as a second zygote."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # children that the user's function starts are its own to reap

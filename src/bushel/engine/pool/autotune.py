@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 
+from bushel.engine.figures import BUSY_SHARE, SMALL_WAIT_SHARE, Pool
+from bushel.engine.pool.executor import PooledExecutor
 from bushel.engine.program import Result
-from bushel.engine.report import BUSY_SHARE, SMALL_WAIT_SHARE
-from bushel.engine.tasks import Executor, Resizable, Task, Ticket
+from bushel.engine.tasks import ExecutorAround, Ticket
 
 WINDOW_S = 0.5
 """How long a window of measurements is. It also lasts for two blocks of each worker at least."""
@@ -94,15 +96,11 @@ class Tuner:
         self.workers = useful
 
 
-class Tuned(Executor):
+class Tuned(ExecutorAround):
     """A pool of workers, with as many members as make the pipeline faster."""
 
-    def __init__(self, pool: Resizable, min_workers: int = 1):
-        self.kind = pool.kind
-        self.shares_counts = pool.shares_counts
-        self.parallelism = pool.parallelism
-        self.block_bytes = pool.block_bytes
-        self.keeps_all = pool.keeps_all
+    def __init__(self, pool: PooledExecutor, min_workers: int = 1):
+        super().__init__(pool)
         self._pool = pool
         self._tuner = Tuner(pool.parallelism, min_workers)
         self._resized = math.inf
@@ -113,20 +111,11 @@ class Tuned(Executor):
         self._waited_s = self._busy_s = 0.0
         self._rows = self._blocks = 0
 
-    def members(self) -> tuple[int, str]:
-        return self._tuner.workers, self._tuner.why
-
-    def deaths(self) -> int:
-        return self._pool.deaths()
-
-    def describe_nodes(self) -> tuple[str, ...]:
-        return self._pool.describe_nodes()
+    def report(self) -> Pool:
+        return dataclasses.replace(self._pool.report(), size=self._tuner.workers, why=self._tuner.why)
 
     def stretch(self) -> int:
         return self._tuner.stretch
-
-    def submit(self, task: Task) -> Ticket:
-        return self._pool.submit(task)
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         start = time.perf_counter()
@@ -149,9 +138,3 @@ class Tuned(Executor):
             self._resized = now
             self._begin_window(now)
         return result, seconds
-
-    def forget(self, tickets: list[Ticket]) -> None:
-        self._pool.forget(tickets)
-
-    def close(self) -> None:
-        self._pool.close()

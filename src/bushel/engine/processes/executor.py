@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from bushel.engine import wire
-from bushel.engine.assigning import JOBS_PER_WORKER
 from bushel.engine.dma import DmaMapper
-from bushel.engine.pooled import PooledExecutor
-from bushel.engine.supervisor import ProcessSupervisor
+from bushel.engine.pool.executor import PooledExecutor, count_results
+from bushel.engine.pool.jobs import PoolOptions
+from bushel.engine.processes.supervisor import ProcessSupervisor
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 
 
-class Processes(PooledExecutor):
+class Processes(PooledExecutor[ProcessSupervisor]):
     """Runs tasks in worker processes, which send their results through shared memory.
 
     Args:
@@ -40,23 +38,11 @@ class Processes(PooledExecutor):
         at_first: int | None = None,
         mapper: DmaMapper | None = None,
     ):
-        self.parallelism = num_workers
-        self.block_bytes = min(self.block_bytes, budget_bytes // (2 * _count_results(num_workers)))
-        self.keeps_all = timeout_s is not None or init is not None
+        block_bytes = min(self.block_bytes, budget_bytes // (2 * count_results(num_workers)))
         first = num_workers if at_first is None else at_first
-        self._supervisor = ProcessSupervisor(
-            num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first, mapper
-        )
-        self._hold(self._supervisor)
-
-    def _unpack(self, packed: wire.Packed, memory: memoryview | None) -> Any:
-        return wire.unpack(packed, memory)
+        options = PoolOptions(num_workers, first, init, timeout_s, budget_bytes, block_bytes, mapper)
+        super().__init__(options, ProcessSupervisor(options, portable=portable))
 
     def pids(self) -> list[int]:
         """The process numbers of the workers."""
         return [worker.pid for worker in self._supervisor.workers]
-
-
-def _count_results(num_workers: int) -> int:
-    """How many results may exist at a time: in the making, waiting for the consumer, and in use by the consumer."""
-    return num_workers * (JOBS_PER_WORKER + 2) + 8

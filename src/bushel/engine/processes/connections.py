@@ -8,8 +8,8 @@ import selectors
 from collections.abc import Iterator
 from typing import Any
 
-from bushel.engine import wire
-from bushel.engine.pool import Worker
+from bushel.engine.processes.channel import Closed
+from bushel.engine.processes.members import Member
 
 
 class Connections:
@@ -27,13 +27,13 @@ class Connections:
         with contextlib.suppress(BlockingIOError, OSError):  # the pipe is full, or closed
             os.write(self._wake_writer, b"x")
 
-    def wait(self, timeout_s: float | None) -> Iterator[tuple[Worker, bool]]:
+    def wait(self, timeout_s: float | None) -> Iterator[tuple[Member, bool]]:
         """Waits until something happens. Yields the workers that have sent something, and whether each is dead.
 
         Messages that a full socket has kept back are sent meanwhile.
         """
         for key, events in self._selector.select(timeout_s):
-            worker: Worker | None = key.data
+            worker: Member | None = key.data
             if worker is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_reader, 4096)
@@ -43,14 +43,14 @@ class Connections:
                 if events & selectors.EVENT_READ:
                     yield worker, key.fd == worker.pidfd
 
-    def add(self, worker: Worker) -> None:
+    def add(self, worker: Member) -> None:
         self._selector.register(worker.channel.socket, selectors.EVENT_READ, worker)
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):  # the worker is dead already: the end of its channel says so
                 worker.pidfd = os.pidfd_open(worker.pid)
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
 
-    def remove(self, worker: Worker) -> None:
+    def remove(self, worker: Member) -> None:
         # First out of the selector: the system gives the number of a closed descriptor to the next file that is opened.
         worker.connected = False
         self._selector.unregister(worker.channel.socket)
@@ -59,18 +59,18 @@ class Connections:
             self._selector.unregister(worker.pidfd)
             os.close(worker.pidfd)
 
-    def send(self, worker: Worker, *message: Any, descriptors: tuple[int, ...] = ()) -> None:
+    def send(self, worker: Member, *message: Any, descriptors: tuple[int, ...] = ()) -> None:
         """Sends a message as far as the socket takes it. The rest follows when the socket has room again."""
-        with contextlib.suppress(wire.Closed):  # the worker is dead; `wait` reports that next
+        with contextlib.suppress(Closed):  # the worker is dead; `wait` reports that next
             worker.channel.send_nowait(message, descriptors)
             self._watch_for_room(worker)
 
-    def _send_rest(self, worker: Worker) -> None:
-        with contextlib.suppress(wire.Closed):
+    def _send_rest(self, worker: Member) -> None:
+        with contextlib.suppress(Closed):
             worker.channel.send_rest()
             self._watch_for_room(worker)
 
-    def _watch_for_room(self, worker: Worker) -> None:
+    def _watch_for_room(self, worker: Member) -> None:
         """Makes the selector report room in a worker's socket while something is unsent, and only then.
 
         A socket nearly always has room, so otherwise `select` would return at once each time.

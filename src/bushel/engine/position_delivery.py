@@ -1,4 +1,4 @@
-"""Delivery of programs that start from the elements of a map node: a position is an index."""
+"""Delivery of programs that start from the elements of a map node: here a position is an index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_field
 
 SLOW_S = 100e-6
-"""An element that takes longer than this is worth a thread: handing one over costs about half as much."""
+"""If elements take longer than this, threads compute them: handing over an element costs about half as much."""
 
 _IN_A_ROW = 3
 
@@ -27,8 +27,9 @@ class PositionDelivery(Delivery):
     """The rows of a program over a map node.
 
     Args:
-      in_threads: if given, the program begins here. Once several pulls in a row were slow, it goes on where this
-        function says. One slow pull alone says little, and the first pull, which may open files and load code, nothing.
+      in_threads: if given, the consumer computes the first elements. When several pulls in a row were slow, this
+        function is called, and its placement computes the next ones. A single slow pull says little. The first pull
+        says nothing: it may open files and load code.
     """
 
     def __init__(
@@ -43,10 +44,10 @@ class PositionDelivery(Delivery):
         self._in_threads = in_threads
         self._pulls = self._slow = 0
         rows = PlannedRows(program.node, ahead=True)
-        super().__init__(program, _Positions(program.length), rows, placement, options, skips)
+        super().__init__(program, rows, placement, options, skips)
 
     def _pull_here(self, count: int) -> Block | None:
-        if self._in_threads is None:  # as `_compute`, without a call: this is done for every element
+        if self._in_threads is None:  # the same as `_compute`, without its call: this runs for every element
             low, high = self._position, self._position + count * self._program.unit
             if high > self._length:
                 return self._compute(count)
@@ -60,7 +61,7 @@ class PositionDelivery(Delivery):
         self._pulls += 1
         if self._slow == _IN_A_ROW:
             in_threads, self._in_threads = self._in_threads, None
-            self._run_at(in_threads())
+            self._change_placement(in_threads())
         return rows
 
     def _compute(self, count: int) -> Block | None:
@@ -86,33 +87,22 @@ class PositionDelivery(Delivery):
         return [(position, ()) for position in marks[:, 0].tolist()]
 
     def _marks_of_pull(self) -> np.ndarray | None:
-        """A line for each row of the last pull, as in `Result.marks`; None if the executor has changed since."""
+        """Return a line for each row of the last pull, as in `Result.marks`; None if the placement has changed."""
         if self._placement is None:
             return self._runner.marks() if self._made is None else self._made.marks
         return None if self._result is None else self._result.marks[self._given_from : self._row]
 
-
-class _Positions:
-    """Positions of a map node: a mark is an index."""
-
-    def __init__(self, length: int):
-        self._length = length
-        self._next = 0
-
-    def mark(self) -> int:
-        return self._next
-
-    def state_of(self, mark: Mark) -> State:
-        return {"next_index": mark}
-
-    def mark_of(self, state: State) -> int:
-        try:
-            self.set_next_index(read_field(state, "next_index", int))
-        except IndexError as error:
-            raise PositionOutOfRange(str(error), "next_index") from None
-        return self._next
-
-    def set_next_index(self, index: int) -> None:
+    def _find_row(self, index: int) -> int:
         if not 0 <= index <= self._length:
             raise IndexError(f"Checkpoint `next_index` {index} is out of range for dataset of length {self._length}.")
-        self._next = index
+        return index
+
+    def _state_of_rows(self, mark: Mark) -> State:
+        return {"next_index": mark}
+
+    def _mark_of_rows(self, state: State) -> int:
+        index = read_field(state, "next_index", int)
+        try:
+            return self._find_row(index)
+        except IndexError as error:
+            raise PositionOutOfRange(str(error), "next_index") from None

@@ -1,4 +1,4 @@
-"""Which job of a pool begins next, and which worker gets it. Sending the job there is the supervisor's part.
+"""Chooses the job of a pool that begins next, and the worker that gets it. The supervisor sends it there.
 
 No budget may stop a run. A job can wait for nothing but the counts of earlier blocks of its ledger, so three rules are
 enough:
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from bushel.engine.pool import Job, PoolWorker
+from bushel.engine.pool.jobs import Job, PoolWorker
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Ledger
 

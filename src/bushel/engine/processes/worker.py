@@ -12,18 +12,19 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from bushel.base import alias, blocks
-from bushel.engine import shipping, stall, wire
-from bushel.engine.program import Announce, Misfit, Program, Result
+from bushel.base import alias
+from bushel.engine.pool import wire
+from bushel.engine.pool.exceptions import pack_error
+from bushel.engine.pool.worker import call_init, forget_program, pack_broken, pack_each_row, pack_result
+from bushel.engine.processes.channel import Channel, Closed
+from bushel.engine.processes.stacks import write_stack_on_signal
+from bushel.engine.processes.store import load_shared
+from bushel.engine.program import Misfit, Program
 from bushel.engine.slabs import Slot
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Aborted, become_worker, run_task
-from bushel.engine.wire import Channel
-
-T = TypeVar("T")
 
 _MADV_POPULATE_WRITE = 23  # Python's mmap has no name for it
 _WORTH_POPULATING = 1 << 20
@@ -41,7 +42,7 @@ def main(descriptor: int) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Workers are killed in the end: text that is still in a buffer would be lost.
         sys.stdout.reconfigure(line_buffering=True)
-    with contextlib.suppress(wire.Closed):
+    with contextlib.suppress(Closed):
         _Worker(Channel(socket.socket(fileno=descriptor))).serve()
 
 
@@ -67,14 +68,14 @@ class _Worker:
                 self._channel.flush()
             try:
                 getattr(self, f"_on_{kind}")(*arguments, *descriptors)
-            except (wire.Closed, SystemExit):
+            except (Closed, SystemExit):
                 raise
             except BaseException as error:
                 # Errors of the user's functions are caught further in. Any other worker would fail in the same way.
                 self._give_up(f"a worker process failed at {kind!r}, which is a fault of Bushel's", error)
 
     def _on_stacks(self, descriptor: int) -> None:
-        stall.write_stack_on_signal(descriptor)
+        write_stack_on_signal(descriptor)
 
     def _on_setup(
         self, folder: str, path: list[str], variables: dict[str, str], init: bytes, index: int, count: int
@@ -87,31 +88,24 @@ class _Worker:
         os.environ.update(variables)
         alias.install_where_asked()
         try:
-            function = pickle.loads(init)
-            if function is not None:
-                function(index, count)
+            call_init(init, index, count)
         except BaseException as error:
             self._give_up("worker_init_fn failed", error)
 
     def _on_program(self, number: int, size: int, places: list[tuple[int, int]], descriptor: int) -> None:
         try:
             with wire.track_pipeline_classes():
-                self._programs[number] = shipping.load_shared(descriptor, size, places)
+                self._programs[number] = load_shared(descriptor, size, places)
         except BaseException as error:
             self._give_up("a worker cannot load the pipeline", error)
 
     def _give_up(self, what: str, error: BaseException) -> NoReturn:
         """Sends the consumer an error that ends the pool, and ends this worker."""
-        if not isinstance(error, Exception):  # a SystemExit or KeyboardInterrupt would end the consumer
-            stopped = RuntimeError(f"{what}: it raised {type(error).__name__}({', '.join(map(repr, error.args))}).")
-            error = stopped.with_traceback(error.__traceback__)
-        self._channel.send(("broken", what, *shipping.pack_error(error)))
-        raise wire.Closed from None
+        self._channel.send(pack_broken(what, error))
+        raise Closed from None
 
     def _on_forget(self, number: int) -> None:
-        program = self._programs.pop(number, None)
-        if isinstance(program, StreamProgram):
-            program.close()
+        forget_program(self._programs, number)
 
     def _on_arena(self, slot_bytes: int, descriptor: int) -> None:
         self._slots.clear()  # they look into the old arena
@@ -166,7 +160,7 @@ class _Worker:
 
         try:
             if descriptor is not None:
-                given = shipping.load_shared(descriptor, *given)
+                given = load_shared(descriptor, *given)
             elif given is not None:
                 given = given[0], pickle.loads(given[1])
             # A worker has died over this block. It announces each element, so that the pool knows which one kills.
@@ -187,57 +181,5 @@ class _Worker:
         except SystemExit:
             raise  # the user's function has called sys.exit, so the process ends
         except BaseException as error:
-            answer = ("failed", task, *shipping.pack_error(error))
+            answer = ("failed", task, *pack_error(error))
         self._channel.send_later(answer)  # in one message with the "begun" of the next task, if that is there
-
-
-def pack_result(
-    program: Program | StreamProgram, result: Result, pack: Callable[[Any], T], row_by_row: bool
-) -> tuple[T, shipping.ResultDetails]:
-    """A result as it is sent. Without the rows that cannot be pickled, which fail like elements."""
-    try:
-        packed = pack(result.rows)
-    except Exception:
-        before = len(result.rows)
-        result = shipping.convert_rows(_check_row, program, result, _explain_unpicklable)
-        if len(result.rows) == before:
-            raise  # each row can be pickled by itself, so the error has another cause
-        packed = pack(result.rows)
-    if row_by_row:
-        packed = pack([wire.dumps_for_consumer(row) for row in blocks.rows_of(result.rows)])
-    failure = None if result.failure is None else shipping.pack_error(result.failure)
-    rest = result.skipped, _pickle_states(program, result), result.stays, result.tally, result.work_s
-    return packed, shipping.ResultDetails(result.marks, result.after, failure, *rest)
-
-
-def pack_each_row(program: Program | StreamProgram, low: int, result: Result, announce: Announce) -> None:
-    """Announces and packs each row by itself, and throws the packed row away.
-
-    If the pickling of a row kills the process, this row is blamed, and not the element that was computed last.
-    """
-    for row, end in zip(blocks.rows_of(result.rows), result.marks[:, 0].tolist()):
-        announce(low if program.unit > 1 else end - 1, end)
-        with contextlib.suppress(Exception):  # raised again when the whole block is packed
-            wire.pack(row, None)
-        low = end
-
-
-def _pickle_states(program: Program | StreamProgram, result: Result) -> bytes | None:
-    """The states of a stream that is run whole. A user's own stream may have any object in its state."""
-    if result.states is None:
-        return None
-    try:
-        return wire.dumps_for_consumer(result.states)
-    except Exception as error:
-        operation = program.operations()[0].call()
-        raise TypeError(f"bushel: the state of {operation} cannot be sent from a worker process: {error}") from error
-
-
-def _check_row(row: Any) -> Any:
-    """The row itself, if it can be packed."""
-    wire.pack(row, None)
-    return row
-
-
-def _explain_unpicklable(which: str, reason: Exception) -> Exception:
-    return TypeError(f"bushel: {which} cannot be sent from a worker process: {reason}")

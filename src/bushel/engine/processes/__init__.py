@@ -1,0 +1,1 @@
+"""Worker processes of this machine as an executor: what `mp_prefetch` asks for."""
