@@ -174,7 +174,7 @@ class Over(Cursor):
 
 
 class Same(Cursor):
-    """A cursor whose elements and positions are those of its one parent."""
+    """A cursor whose positions are those of its one parent. By default its states are the parent's, too."""
 
     def __init__(self, parent: Cursor):
         self.parent = parent
@@ -186,10 +186,14 @@ class Same(Cursor):
     def rewind(self, mark: Mark) -> None:
         self.parent.rewind(mark)
 
+    @optional
     def state_of(self, mark: Mark) -> State:
+        """By default the state of the parent."""
         return self.parent.state_of(mark)
 
+    @optional
     def mark_of(self, state: State) -> Mark:
+        """By default the parent's position in its state."""
         return self.parent.mark_of(state)
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:

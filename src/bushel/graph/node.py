@@ -85,6 +85,15 @@ def raise_for_row(error: Exception, count: int, left: Iterator[Any], where: Call
     raise RowFailed(row, locate_error(error, where(row))) from error
 
 
+def call_for_each(function: Callable[[int], Any], numbers: list[int], what: str) -> list[Any]:
+    """`function(number)` for each number, where the user's function chooses elements; RowFailed says `what` failed."""
+    left = iter(numbers)
+    try:
+        return [function(number) for number in left]
+    except Exception as error:
+        raise_for_row(error, len(numbers), left, lambda row: describe_failure(what, numbers[row], ()))
+
+
 @dataclasses.dataclass(slots=True)
 class Computed(Plan):
     """Elements that are numbers and follow from their indices by arithmetic, so that the plan holds them already."""
@@ -172,8 +181,14 @@ class Node(abc.ABC):
     transparent: ClassVar[bool] = False
     """Whether this node only says how its parent runs. It is then no part of the pipeline's identity."""
 
+    moves: ClassVar[bool] = False
+    """Whether its elements are those of its parents, at other indices. A map node is then `one_to_one` too."""
+
     takes_a_place: ClassVar[bool] = True
     """Whether this node counts where an operation's seed is derived from its place in the pipeline."""
+
+    family: ClassVar[str | None] = None
+    """What stands for the name of the class in the identity of a pipeline. The class is then one of the parameters."""
 
     @property
     @abc.abstractmethod
@@ -221,23 +236,18 @@ class Node(abc.ABC):
         """The user's class that this node stands for, where its code is part of the identity; by default none."""
         return None
 
-    @property
-    @optional
-    def identity_name(self) -> str:
-        """The name of its kind in the identity of a pipeline; by default that of its class."""
-        return type(self).__name__
-
     @optional
     def parameters(self) -> dict[str, Any]:
         """What distinguishes this node from another of its kind; by default its fields.
 
         Parents, and fields marked `identity=False` (options of running), are left out.
         """
-        if not dataclasses.is_dataclass(self):
-            return {}
-        fields = [field for field in dataclasses.fields(self) if field.metadata.get("identity", True)]
-        own = {field.name: getattr(self, field.name) for field in fields}
-        return {name: value for name, value in own.items() if not _is_structure(value)}
+        own: dict[str, Any] = {} if self.family is None else {"operation": type(self).__name__}
+        for field in dataclasses.fields(self) if dataclasses.is_dataclass(self) else ():
+            value = getattr(self, field.name)
+            if field.metadata.get("identity", True) and not _is_structure(value):
+                own[field.name] = value
+        return own
 
 
 def _is_structure(value: Any) -> bool:
@@ -255,9 +265,6 @@ class MapNode(Node):
 
     one_to_one: ClassVar[bool] = False
     """Whether each element is made of exactly one element of one parent."""
-
-    moves: ClassVar[bool] = False
-    """Whether its elements are those of its parents, at other indices. They are then `one_to_one` too."""
 
     pure: ClassVar[bool] = True
     """Whether an element follows from what it is made of alone, and not from its index or from chance."""

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from bushel.base import blocks
-from bushel.base.blocks import Block, Columns
+from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, add_note, describe_error, inside, locate_error
 from bushel.base.ownership import own
@@ -17,6 +17,7 @@ from bushel.graph.batch import BatchFn, derive_batch_spec, format_batch_call, ma
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows, pull_exactly
 from bushel.graph.elementwise import Elementwise, Step
 from bushel.graph.operation import FLAT_MAP_ALL, format_call
+from bushel.graph.reindex import zip_blocks
 from bushel.graph.skips import Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State, read_count, read_field
 from bushel.graph.streams import OneParent, Opener, Ordered, SeveralStreams
@@ -150,6 +151,8 @@ class MixStream(SeveralStreams, Ordered):
 
     weights: tuple[int, ...]
     keys: tuple[str, ...] | None = None
+
+    moves = True
 
     def open(self, opener: Opener) -> Cursor:
         return _MixCursor(tuple(opener.part(part) for part in self.parts), self)
@@ -287,7 +290,7 @@ class _ZipCursor(Cursor):
                 self.rewind(before)
                 return None
         count_collected(self.skips, skipped)
-        return _zip_blocks(columns, count)
+        return zip_blocks(columns, count)
 
     def _next_tuple(self) -> Any:
         """The next tuple as a block of one, or END."""
@@ -302,7 +305,7 @@ class _ZipCursor(Cursor):
                 self.ended = True  # else a longer stream would lose one more element each time this one is asked
                 return END
             columns.append(block)
-        return _zip_blocks(columns, 1)
+        return zip_blocks(columns, 1)
 
     def _check_ends(self, number: int) -> None:
         """Raises unless all streams have ended; stream `number` has, before those after it were asked."""
@@ -335,10 +338,3 @@ class _ZipCursor(Cursor):
 def _unequal(number: int, how: str) -> str:
     others = "stream 1" if number == 1 else f"streams 1 to {number}"
     return f"zip: stream {number + 1} is {how} than {others}. Pass strict=False to end with the shortest."
-
-
-def _zip_blocks(parts: list[Block], count: int) -> Block:
-    columns = [block.tree for block in parts if isinstance(block, Columns) and block.present is None]
-    if len(columns) == len(parts):
-        return Columns(tuple(columns), count)
-    return list(zip(*map(blocks.rows_of, parts), strict=True))

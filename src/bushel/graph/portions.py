@@ -24,6 +24,8 @@ class Limit(OneParent, Ordered):
 
     count: int
 
+    moves = True
+
     def __post_init__(self) -> None:
         checks.positive(self.count, "count")
 
@@ -84,6 +86,8 @@ class RepeatStream(OneParent, Ordered):
     """The same elements over and over: `num_epochs` times, or endlessly."""
 
     num_epochs: int | None = None
+
+    moves = True
 
     def __post_init__(self) -> None:
         if self.num_epochs is not None:

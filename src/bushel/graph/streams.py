@@ -84,6 +84,8 @@ class Elements(StreamNode):
     read_options: ReadOptions | None = dataclasses.field(default=None, metadata={"identity": False})
     allow_nones: bool = False
 
+    moves = True
+
     def __post_init__(self) -> None:
         if self.read_options is not None:
             checks.instance(self.read_options, ReadOptions, "read_options", "ReadOptions(num_threads=...)")
@@ -151,6 +153,7 @@ class Ahead(OneParent):
             raise TypeError(f"worker_init_fn must be a function of (worker index, worker count), got {self.init!r}.")
 
     transparent = True
+    moves = True
     takes_a_place = False
     keeps_length = True
 
@@ -168,6 +171,7 @@ class Pulled(OneParent):
     size: int
 
     transparent = True
+    moves = True
     keeps_length = True
 
     def call(self) -> str:
@@ -218,6 +222,7 @@ class SeedStream(OneParent):
 
     seed: int
 
+    moves = True
     keeps_length = True
 
     @property
@@ -235,6 +240,7 @@ class WithOptions(OneParent):
     options: DatasetOptions
 
     transparent = True  # and it takes a place, in Grain it does: a seed after it would differ otherwise
+    moves = True
     keeps_length = True
 
     def call(self) -> str:
