@@ -50,6 +50,11 @@ def test_no_record_is_lost(views):
     assert np.array_equal(np.concatenate(batches), EXPECTED)
 
 
+def test_no_record_is_lost_in_a_mixture_of_many_sources():
+    ds = bushel.MapDataset.mix([bushel.MapDataset.source(OneBuffer()) for _ in range(20)])
+    assert ds.batch(160)[0]["tokens"][:, 0].tolist() == [index for index in range(8) for _ in range(20)]
+
+
 def test_records_that_share_a_constant_are_not_read_again():
     source = Constant()
     ds = bushel.MapDataset.source(source).batch(4)

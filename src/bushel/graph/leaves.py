@@ -86,7 +86,13 @@ class Source(Leaf):
             return lambda which, indices: _ArraysRead(arrays, which, indices % lengths[which])
         if any(get_batch_reader(node.source) is not None for node in nodes):
             return None
-        return lambda which, indices: _SingleReadsOfMany(nodes, which.tolist(), (indices % lengths[which]).tolist())
+        # Of other sources each may use one buffer for all its records. A list holds its records.
+        keep_apart = all(node.gives_new or type(node.source) is list for node in nodes)
+
+        def plan(which: np.ndarray, indices: np.ndarray) -> Plan:
+            return _SingleReadsOfMany(nodes, which.tolist(), (indices % lengths[which]).tolist(), keep_apart)
+
+        return plan
 
     def origin(self, index: int) -> Origin:
         return Origin(name_source(self.source), (index % self.length,))
@@ -154,6 +160,8 @@ class _SingleReadsOfMany(Plan):
     nodes: Sequence[Source]
     which: list[int]
     positions: list[int]
+    keep_apart: bool
+    """Whether records that were read one after the other are all there."""
 
     def read(self, low: int, high: int, private: bool) -> Block:
         sources = [self.nodes[number].source for number in self.which[low:high]]
@@ -164,7 +172,7 @@ class _SingleReadsOfMany(Plan):
             return self.nodes[self.which[low + row]].describe_read_failure([self.positions[low + row]])
 
         try:
-            if not private:
+            if not private and self.keep_apart:
                 return [source[position] for source, position in left]
             # Record by record, since a source may use one buffer for all of them.
             return [own([source[position]])[0] for source, position in left]
