@@ -66,8 +66,7 @@ class _CacheCursor(Over):
                 self._forget(self.kept, error)
                 self.parent.set_state(self.here)  # goes on without the cache, from the same place
         if self.behind:
-            with collect_skips(self.skips):
-                self._catch_up()
+            self._catch_up()
         rows: list[Any] = []
         if self.position == 0 and self.here == self.start and self.recording is None:
             self.recording = self.store.record(self.name, self.start)
@@ -120,12 +119,14 @@ class _CacheCursor(Over):
         return rows
 
     def _catch_up(self) -> None:
+        """Reads from the start up to the position. The skipped elements on the way were counted before."""
         self.parent.set_state(self.start)
         position, self.position, self.behind = self.position, 0, False
         self.recording = self.store.record(self.name, self.start)
-        while self.position < position:
-            if not self._read(1):
-                raise self._beyond(position, self.position)
+        with collect_skips(self.skips):
+            while self.position < position:
+                if not self._read(1):
+                    raise self._beyond(position, self.position)
 
     def _beyond(self, position: int, length: int) -> StateMismatch:
         return StateMismatch(
@@ -179,8 +180,7 @@ class _CacheCursor(Over):
             return
         super().catch_up()
         if self.behind:
-            with collect_skips(self.skips):
-                self._catch_up()
+            self._catch_up()
 
     def start_prefetch(self) -> None:
         if self.kept is None:
