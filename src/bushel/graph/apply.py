@@ -18,7 +18,7 @@ from bushel.base.errors import RowFailed
 from bushel.base.ownership import copy_value, own_block
 from bushel.graph import operation
 from bushel.graph.fused_steps import compile_steps, find_failed_step
-from bushel.graph.joined_operations import JoinedOperations
+from bushel.graph.many_plans import JoinedOperations
 from bushel.graph.node import (
     Computed,
     InTwoSteps,
@@ -222,6 +222,8 @@ class FlatMap(WithTransform):
     drops = True
     splits = True
 
+    no_spec = "The shapes after flat_map are not known without running it."
+
     def __post_init__(self) -> None:
         checks.positive(self.transform.max_fan_out, f"max_fan_out of {transforms.short_name(self.transform)}")
 
@@ -239,9 +241,6 @@ class FlatMap(WithTransform):
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         return made_of_one_each(words.split(indices, self.transform.max_fan_out)[0])
-
-    def element_spec(self) -> Any:
-        raise NotImplementedError("The shapes after flat_map are not known without running it.")
 
 
 @dataclasses.dataclass(slots=True)

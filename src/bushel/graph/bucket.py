@@ -46,6 +46,8 @@ class Bucket(Batches):
     lengths: Callable[[int], np.ndarray]
     """For each epoch, the lengths of its elements."""
 
+    no_spec = "Batches of several buckets have several shapes: each its own boundary."
+
     def find_length(self) -> int:
         return len(self._batches[0])
 
@@ -105,9 +107,6 @@ class Bucket(Batches):
     @property
     def batch_function(self) -> BatchFn | None:
         return self.options.batch_fn
-
-    def element_spec(self) -> Any:
-        raise NotImplementedError("Batches of several buckets have several shapes: each its own boundary.")
 
     def parameters(self) -> dict[str, Any]:
         return {**vars(self.options), "lengths": self.digest}

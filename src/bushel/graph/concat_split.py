@@ -5,11 +5,9 @@ An element with several features is cut in all of them where the first one is fu
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import enum
 import functools
-import itertools
 import logging
 from collections.abc import Mapping
 from operator import countOf
@@ -25,7 +23,7 @@ from bushel.graph.pack_stream import as_sequence, checked_lengths, fill_rows
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, check_type, read_count, read_field
 from bushel.graph.streams import OneParent, Opener, Ordered
-from bushel.index.packing import Layout, concat_split, layout
+from bushel.index.packing import Layout, Pieces, concat_split, layout
 
 logger = logging.getLogger("bushel")
 
@@ -48,6 +46,8 @@ class ConcatThenSplit(OneParent, Ordered):
     bos_features: tuple[str, ...] = ()
     bos_token_id: int | None = None
 
+    no_spec = "The shapes of packed elements are not known without reading one."
+
     def __post_init__(self) -> None:
         for name, length in checked_lengths(self.length_struct).items():
             if trees.children(length) is not None:
@@ -66,9 +66,6 @@ class ConcatThenSplit(OneParent, Ordered):
 
     def open(self, opener: Opener) -> Cursor:
         return _ConcatCursor(opener.open(self.parent, copied=True), self, opener.skips)
-
-    def element_spec(self) -> Any:
-        raise NotImplementedError("The shapes of packed elements are not known without reading one.")
 
     def call(self) -> str:
         return f"pipe(ConcatThenSplitIterDataset, length_struct={dict(self.length_struct)})"
@@ -161,14 +158,15 @@ class _ConcatCursor(GroupCursor):
         if count > 1:
             last = rows.cut_before(count - 1)
             start = last.before, last.cut
-        made, details = rows.fill(count)
-        self._add_details(made, rows.name, *details)
+        made, laid = rows.fill(count)
+        data = {rows.name: made}
+        self._add_details(data, rows.name, laid)
         self.beyond = rows.cut_before(count)
         used = rows.count_used(count)
         self.waiting, self.waiting_at = self.waiting[used:], self.waiting_at[used:]
         # As if the last row had been a group of its own, of which all is given.
         (self.before, self.extra), self.group, self.given = start, [[]], 1
-        return Columns(made, count)
+        return Columns(data, count)
 
     def _read_ahead(self, count: int) -> None:
         """Reads up to `count` elements, or one if the parent does not know its position after each."""
@@ -304,25 +302,17 @@ class _ConcatCursor(GroupCursor):
             laid = layout(numbers, starts, sizes, segments, count=len(rows), length=length)
             tokens = [piece.features[name][slice(*piece.bounds[name])] for piece in pieces]
             data[name] = fill_rows(laid, tokens, pieces[0].features[name])
-            self._add_details(data, name, laid, numbers, starts, sizes)
+            self._add_details(data, name, laid)
         return Columns(data, len(rows))
 
-    def _add_details(
-        self,
-        data: dict[str, np.ndarray],
-        name: str,
-        laid: Layout,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        sizes: np.ndarray,
-    ) -> None:
-        """Writes the tokens that begin sequences, and adds segment ids and positions, where a feature has them."""
+    def _add_details(self, data: dict[str, np.ndarray], name: str, laid: Layout) -> None:
+        """Adds segment ids and positions of a feature that is cut, and writes the tokens that begin its sequences."""
+        if name not in self.cuttable:
+            return
+        ids, positions = laid.segment_ids(), laid.positions()
         if name in self.node.bos_features:
-            held = sizes > 0
-            data[name][rows[held], starts[held]] = self.node.bos_token_id
-        if name in self.cuttable:
-            data[f"{name}_segment_ids"] = laid.segment_ids()
-            data[f"{name}_positions"] = laid.positions()
+            data[name][(ids > 0) & (positions == 0)] = self.node.bos_token_id
+        data[f"{name}_segment_ids"], data[f"{name}_positions"] = ids, positions
 
     def state_of(self, mark: Mark) -> State:
         before, given, cut = mark
@@ -344,16 +334,13 @@ class _ConcatCursor(GroupCursor):
             )
         cut = {}
         for name, pair in saved.items():
-            low, high = self._pair_of(pair, name)
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise StateMismatch(f"A cut is a pair of numbers; the one of {name!r} is {pair!r}.", _CUTS, name)
+            low, high = (check_type(value, int, _CUTS, name, place) for place, value in enumerate(pair))
             if (low, high) != _WHOLE and not 0 <= low <= high:
                 raise StateMismatch(f"Feature {name!r} has no tokens {low} to {high}.", _CUTS, name)
             cut[name] = (low, high)
         return None if all(pair == _WHOLE for pair in cut.values()) else cut
-
-    def _pair_of(self, pair: Any, name: str) -> tuple[int, int]:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise StateMismatch(f"A cut is a pair of numbers; the one of {name!r} is {pair!r}.", _CUTS, name)
-        return check_type(pair[0], int, _CUTS, name, 0), check_type(pair[1], int, _CUTS, name, 1)
 
 
 class _Rows:
@@ -398,17 +385,18 @@ class _Rows:
         return all([(one.dtype is dtype or one.dtype == dtype) and one.ndim == 1 for one in self.sequences])
 
     @functools.cached_property
-    def _ends(self) -> list[int]:
-        return list(itertools.accumulate(self.sizes))
+    def _pieces(self) -> Pieces:
+        """Where all sequences that were added go. Asked for when there are enough of them."""
+        return concat_split(np.array(self.sizes)[:, None], [self.length])
 
-    def _find_last(self, rows: int) -> tuple[int, int]:
-        """The sequence that has a token after so many rows, and how many of its tokens are before it."""
-        number = bisect.bisect_right(self._ends, rows * self.length)
-        return number, rows * self.length - self._ends[number] + self.sizes[number]
+    def _find_next(self, rows: int) -> tuple[int, int]:
+        """The sequence with the first token after so many rows, and how many of its tokens are before that one."""
+        piece = int(np.searchsorted(self._pieces.rows, rows))
+        return int(self._pieces.sequences[piece]), int(self._pieces.offsets[piece, 0])
 
     def cut_before(self, rows: int) -> _Piece:
         """What is left of an element after so many rows: all of it if it begins there."""
-        number, used = self._find_last(rows)
+        number, used = self._find_next(rows)
         piece = self.beyond
         if piece is None or number:
             place = number - (piece is not None)
@@ -419,20 +407,19 @@ class _Rows:
 
     def count_used(self, rows: int) -> int:
         """How many of the elements that were added begin in so many rows, or right after them."""
-        return self._find_last(rows)[0] + (self.beyond is None)
+        return self._find_next(rows)[0] + (self.beyond is None)
 
-    def fill(self, count: int) -> tuple[dict[str, np.ndarray], tuple[Layout, np.ndarray, np.ndarray, np.ndarray]]:
-        """The first `count` rows, and how their pieces lie: in which rows, from where, and how long they are."""
-        sizes = np.array(self.sizes)
-        pieces = concat_split(sizes[:, None], [self.length])
+    def fill(self, count: int) -> tuple[np.ndarray, Layout]:
+        """The first `count` rows, and how the pieces lie in them."""
+        pieces = self._pieces
         end = int(np.searchsorted(pieces.rows, count))
-        rows, starts, taken = pieces.rows[:end], pieces.starts[:end, 0], pieces.sizes[:end, 0]
-        numbers, offsets = pieces.sequences[:end], pieces.offsets[:end, 0]
+        starts, taken, offsets = pieces.starts[:end, 0], pieces.sizes[:end, 0], pieces.offsets[:end, 0]
+        numbers = pieces.sequences[:end]
         tokens = [self.sequences[number] for number in numbers.tolist()]
-        for place in np.flatnonzero(taken != sizes[numbers]).tolist():
+        for place in np.flatnonzero(taken != np.array(self.sizes)[numbers]).tolist():
             tokens[place] = tokens[place][offsets[place] : offsets[place] + taken[place]]
-        laid = layout(rows, starts, taken, pieces.segments[:end], count=count, length=self.length)
-        return {self.name: fill_rows(laid, tokens, self.sequences[0])}, (laid, rows, starts, taken)
+        laid = layout(pieces.rows[:end], starts, taken, pieces.segments[:end], count=count, length=self.length)
+        return fill_rows(laid, tokens, self.sequences[0]), laid
 
 
 def _kind(array: np.ndarray) -> tuple[Any, ...]:

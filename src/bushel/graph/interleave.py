@@ -15,7 +15,7 @@ from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, StateMismatch, inside, locate_error
 from bushel.graph.cursors import END, Cursor, Mark, make_rows
 from bushel.graph.node import MapNode, Node
-from bushel.graph.state_fields import State, check_type, read_count, read_field
+from bushel.graph.state_fields import State, as_number, check_type, read_count, read_field
 from bushel.graph.streams import Elements, Opener, Ordered, StreamNode
 
 _STATES = "iterators_in_use_states"
@@ -311,11 +311,11 @@ class _InterleaveCursor(Cursor):
 
 
 def _later_states(state: State, count: int) -> dict[int, State | None]:
-    """Where streams start whose turn is still to come, by number. JSON has turned the numbers into texts."""
+    """Where streams start whose turn is still to come, by number."""
     saved = check_type(state.get(_LATER) or {}, dict, _LATER)
     later: dict[int, State | None] = {}
     for key, start in saved.items():
-        number = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
+        number = as_number(key)
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
             raise StateMismatch(f"This state has a stream {key!r} whose turn comes later; there are {count}.", _LATER)
         later[number] = start

@@ -106,11 +106,10 @@ class Operate(OneParent, Ordered):
 
     transform: Any
 
+    no_spec = "The shapes after an operation on records are not known without running it."
+
     def open(self, opener: Opener) -> Cursor:
         return _OperationCursor(opener.open(self.parent), self, opener.skips)
-
-    def element_spec(self) -> Any:
-        raise NotImplementedError("The shapes after an operation on records are not known without running it.")
 
     def call(self) -> str:
         return format_call("operate", self.transform)

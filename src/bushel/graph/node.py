@@ -204,12 +204,17 @@ class Node(abc.ABC):
         """The node as it reads in an error message; by default as the user wrote it."""
         return self.call()
 
+    no_spec: ClassVar[str] = ""
+    """Why the shapes of the elements are not known without reading one; empty where they are known."""
+
     @optional
     def element_spec(self) -> Any:
         """A tree of ShapeDtypeStruct, known without reading; by default that of the first parent.
 
         Raises an error that says why where shapes are not known.
         """
+        if self.no_spec:
+            raise NotImplementedError(self.no_spec)
         return self.parents[0].element_spec()
 
     @property

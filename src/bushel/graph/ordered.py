@@ -114,11 +114,10 @@ class FlatMapStream(OneParent, Ordered):
 
     transform: Any
 
+    no_spec = "The shapes after flat_map are not known without running it."
+
     def open(self, opener: Opener) -> Cursor:
         return _FlatMapCursor(opener.open(_Parts(self.parent, self.transform)), opener.skips)
-
-    def element_spec(self) -> Any:
-        raise NotImplementedError("The shapes after flat_map are not known without running it.")
 
     def call(self) -> str:
         return format_call("flat_map", self.transform)

@@ -39,6 +39,8 @@ class Pack(OneParent, Ordered):
     padding_struct: Any = None
     max_sequences_per_bin: int | None = None
 
+    no_spec = "The shapes of packed elements are not known without reading one."
+
     def __post_init__(self) -> None:
         checks.positive(self.num_packing_bins, "num_packing_bins")
         checks.seed(self.seed)
@@ -55,9 +57,6 @@ class Pack(OneParent, Ordered):
         # Tokens are copied into rows. What is kept in lists goes on as it is.
         copied = not Features(self).loose
         return _PackCursor(opener.open(self.parent, copied=copied), self, opener.skips)
-
-    def element_spec(self) -> Any:
-        raise NotImplementedError("The shapes of packed elements are not known without reading one.")
 
     def call(self) -> str:
         name = {"first_fit": "FirstFitPackIterDataset", "best_fit": "BestFitPackIterDataset"}[self.strategy]

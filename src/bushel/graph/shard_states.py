@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bushel.base.errors import StateMismatch
-from bushel.graph.state_fields import State, check_type, read_field
+from bushel.graph.state_fields import State, as_number, check_type, read_field
 
 
 def split_state(state: State, count: int, start_of: Callable[[int], State]) -> list[State]:
@@ -86,10 +86,7 @@ def pick_entries(states: Any, first: int, step: int, count: int) -> dict[int, An
     """
     if not isinstance(states, Mapping):
         raise StateMismatch(f"Shard states are what get_shard_states() returned, a dict; got {states!r}.")
-    by_number: dict[int, Any] = {}
-    for key, entry in states.items():
-        is_text = isinstance(key, str) and key.isdecimal() and len(key) < 20  # what JSON makes of a number
-        by_number[check_type(int(key) if is_text else key, int, key if is_text else repr(key))] = entry
+    by_number = {check_type(as_number(key), int, repr(key)): entry for key, entry in states.items()}
     wanted = range(first, count, step)
     missing = [number for number in wanted if number not in by_number]
     unknown = sorted(number for number in by_number if not 0 <= number < count)
