@@ -46,9 +46,6 @@ class Dedupe(OneParent, Ordered):
     def open(self, opener: Opener) -> Cursor:
         return DedupeCursor(opener.open(self.parent), self, opener.skips)
 
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
-
     def call(self) -> str:
         return f"dedupe({self.key!r})"
 

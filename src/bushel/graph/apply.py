@@ -245,16 +245,19 @@ class FlatMap(WithTransform):
 
 @dataclasses.dataclass(slots=True)
 class _FlatMapped(Plan):
+    """Parts of elements. Each element of the parent is split once, also where several rows are its parts."""
+
     node: FlatMap
     elements: np.ndarray
     parent_rows: list[int]
     splits: list[int]
     parent: Plan
     last: tuple[int, Sequence[Any] | None] = (-1, None)
+    """The last row of the parent that was split, and its parts: the next read may need them, too."""
 
     def read(self, low: int, high: int, private: bool) -> Block:
         first, end = self.parent_rows[low], self.parent_rows[high - 1] + 1
-        row, parts = self.last  # of the read before: a consumer that reads one by one splits each element once
+        row, parts = self.last
         known = {first: parts} if row == first else {}
         fresh = first + len(known)
         try:

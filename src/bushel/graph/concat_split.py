@@ -19,7 +19,7 @@ from bushel.base import blocks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, locate_error
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows
-from bushel.graph.pack_stream import as_sequence, checked_lengths, fill_rows
+from bushel.graph.pack_stream import as_sequence, check_lengths, fill_rows
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, check_type, read_count, read_field
 from bushel.graph.streams import OneParent, Opener, Ordered
@@ -49,7 +49,7 @@ class ConcatThenSplit(OneParent, Ordered):
     no_spec = "The shapes of packed elements are not known without reading one."
 
     def __post_init__(self) -> None:
-        for name, length in checked_lengths(self.length_struct).items():
+        for name, length in check_lengths(self.length_struct).items():
             if trees.children(length) is not None:
                 raise ValueError(f"length_struct of concat-then-split is flat; at {name!r} it has {length!r}.")
         unused = self.bos_handling is BOSHandling.DO_NOTHING
@@ -78,7 +78,7 @@ _Cut = dict[str, tuple[int, int]]
 class _Piece:
     """An element or a part of one: of each feature, the tokens within its bounds.
 
-    Features in `whole` are never cut: they come with each part. `cut` is how a state tells of a part.
+    Features in `whole` are never cut: they come with each part. `cut` describes a part in a state.
     """
 
     before: Mark
@@ -113,19 +113,19 @@ class _ConcatCursor(GroupCursor):
     def __init__(self, parent: Cursor, node: ConcatThenSplit, skips: Skips | None):
         super().__init__(parent, skips)
         self.node = node
-        self.lengths = checked_lengths(node.length_struct)
+        self.lengths = check_lengths(node.length_struct)
         self.meta = frozenset(node.meta_features)
         self.cuttable = [name for name in self.lengths if name not in node.meta_features]
         self.warned = False
         self.by_arithmetic = len(self.lengths) == 1 and not self.meta and node.split_full_length_features
         """Whether all elements are cut alike, so that several rows can be made at once."""
         self.mean = 0.0
-        """How long sequences are, more or less."""
+        """The mean length of the sequences that were read last."""
         self.unknown = 0
         """How often the parent did not know its position after each of several elements."""
 
     def pull(self, count: int) -> Block:
-        # Skipped elements count with the row after them, so that then rows are made one after the other.
+        # A skipped element counts with the row after it. So where elements may be skipped, rows are made one by one.
         if self.by_arithmetic and self.skips is None and not self.behind and self.given >= len(self.group):
             several = self._make_several(count)
             if several is not None:
@@ -133,7 +133,7 @@ class _ConcatCursor(GroupCursor):
         rows = make_rows(self, count, lambda: next(iter(blocks.rows_of(self.next_rows(1))), END), self.skips)
         if not rows and not len(self.group):
             self.before, self.extra = self.parent.mark(), None  # Grain's state at the end
-        return self._filled(rows) if rows else []
+        return self._fill(rows) if rows else []
 
     def _make_several(self, count: int) -> Columns | None:
         """`count` rows at once; if an element fails, those before it. None if that cannot be done.
@@ -195,7 +195,7 @@ class _ConcatCursor(GroupCursor):
         row: _Row = []
         room = dict(self.lengths)
         while True:
-            piece, self.beyond = self.beyond or self._element(), None
+            piece, self.beyond = self.beyond or self._next_element(), None
             if piece is None:
                 break
             if piece.cut is None and not self.node.split_full_length_features and self._is_full(piece):
@@ -208,7 +208,7 @@ class _ConcatCursor(GroupCursor):
 
     def _cut_again(self, cut: _Cut) -> _Piece:
         """The part of the next element that a state had left over."""
-        whole = self._element()
+        whole = self._next_element()
         if whole is None:
             raise StateMismatch("This state is in the middle of an element that is not there any more.", _CUTS)
         for name, (low, high) in cut.items():
@@ -222,7 +222,7 @@ class _ConcatCursor(GroupCursor):
                 )
         return whole.part(cut)
 
-    def _element(self) -> _Piece | None:
+    def _next_element(self) -> _Piece | None:
         if not self.waiting and not self.ended:
             self._read_ahead(1)
         if not self.waiting:
@@ -254,7 +254,7 @@ class _ConcatCursor(GroupCursor):
         if taken != sizes:
             for name in piece.whole:
                 if taken[name] < sizes[name]:
-                    self._tell_limited(name, sizes[name], empty=not row)
+                    self._report_limit(name, sizes[name], empty=not row)
                     return piece
             if not any(taken[name] for name in self.cuttable):
                 return piece
@@ -267,7 +267,7 @@ class _ConcatCursor(GroupCursor):
             room[name] -= taken[name]
         return rest
 
-    def _tell_limited(self, name: str, size: int, empty: bool) -> None:
+    def _report_limit(self, name: str, size: int, empty: bool) -> None:
         if empty:
             error = ValueError(
                 f"Meta feature {name!r} has {size} entries, its rows {self.lengths[name]}, and meta features are never "
@@ -282,13 +282,13 @@ class _ConcatCursor(GroupCursor):
                 self.node.call(),
             )
 
-    def _filled(self, rows: list[_Row]) -> Block:
-        kinds = {tuple(_kind(row[0].features[name]) for name in self.lengths) for row in rows}
+    def _fill(self, rows: list[_Row]) -> Block:
+        kinds = {tuple(_get_kind(row[0].features[name]) for name in self.lengths) for row in rows}
         if len(kinds) == 1:
-            return self._columns(rows)
-        return [element for row in rows for element in self._columns([row]).rows()]
+            return self._fill_columns(rows)
+        return [element for row in rows for element in self._fill_columns([row]).rows()]
 
-    def _columns(self, rows: list[_Row]) -> Columns:
+    def _fill_columns(self, rows: list[_Row]) -> Columns:
         pieces = [piece for row in rows for piece in row]
         numbers = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         segments = np.concatenate([np.arange(1, len(row) + 1) for row in rows])
@@ -324,10 +324,10 @@ class _ConcatCursor(GroupCursor):
         }
 
     def mark_of(self, state: State) -> Mark:
-        given, cut = read_count(state, _GIVEN), self._cut_of(read_field(state, _CUTS, dict))
+        given, cut = read_count(state, _GIVEN), self._read_cut(read_field(state, _CUTS, dict))
         return self.parent_mark_of(state), given, cut
 
-    def _cut_of(self, saved: Mapping[str, Any]) -> _Cut | None:
+    def _read_cut(self, saved: Mapping[str, Any]) -> _Cut | None:
         if set(saved) != set(self.cuttable):
             raise StateMismatch(
                 f"This state has cuts {dict(saved)!r}; the features that can be cut are {self.cuttable}.", _CUTS
@@ -379,7 +379,7 @@ class _Rows:
 
     def are_alike(self) -> bool:
         """Whether all sequences have one dtype, and one shape after the first axis."""
-        dtype, inner = _kind(self.sequences[0])
+        dtype, inner = _get_kind(self.sequences[0])
         if inner:
             return all([one.dtype == dtype and one.shape[1:] == inner for one in self.sequences])
         return all([(one.dtype is dtype or one.dtype == dtype) and one.ndim == 1 for one in self.sequences])
@@ -422,5 +422,5 @@ class _Rows:
         return fill_rows(laid, tokens, self.sequences[0]), laid
 
 
-def _kind(array: np.ndarray) -> tuple[Any, ...]:
+def _get_kind(array: np.ndarray) -> tuple[Any, ...]:
     return array.dtype, array.shape[1:]

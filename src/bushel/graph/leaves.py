@@ -201,7 +201,7 @@ class _ManyReads(Plan):
         except RowFailed:
             raise
         except Exception as error:
-            self._raise_for_one(positions.tolist())
+            self._raise_for_single_record(positions.tolist())
             raise RowFailed(0, locate_error(error, self.node.describe_read_failure(positions.tolist()))) from error
         if len(block) != len(positions):
             wrong = ValueError(
@@ -213,7 +213,7 @@ class _ManyReads(Plan):
             return block
         return own_block(block) if private or isinstance(block, Columns) else block
 
-    def _raise_for_one(self, positions: list[int]) -> None:
+    def _raise_for_single_record(self, positions: list[int]) -> None:
         """Raises for the first record that cannot be read alone either, after a failure of several."""
         left = iter(positions if len(positions) > 1 else [])
         try:

@@ -135,7 +135,7 @@ class _OperationCursor(Over):
         self.replay = replayed
         self.output: Iterator[Any] | None = None
 
-    def _input(self) -> Iterator[Any]:
+    def _read_input(self) -> Iterator[Any]:
         while len(block := self.parent.pull(1)):
             yield from blocks.rows_of(block)
 
@@ -158,7 +158,7 @@ class _OperationCursor(Over):
 
     def _run_again(self) -> None:
         """Starts the operation, and drops the records that it had given before the state."""
-        self.output = iter(self._check_records(self.node.transform(self._input())))
+        self.output = iter(self._check_records(self.node.transform(self._read_input())))
         with collect_skips(self.skips):
             for done in range(self.replay):
                 if next(self.output, None) is None:

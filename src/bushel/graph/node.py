@@ -138,7 +138,7 @@ class Origin:
     indices: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{'record' if len(self.indices) == 1 else 'records'} {_list(self.indices)} of {self.source}"
+        return f"{'record' if len(self.indices) == 1 else 'records'} {_list_numbers(self.indices)} of {self.source}"
 
 
 class Epochs(enum.IntEnum):
@@ -505,7 +505,7 @@ def describe_failure(what: str, index: int | list[int], origins: tuple[Origin, .
     """The note on an error: which transformation failed, at which of its elements, made of which records."""
     made_of = "; ".join(map(str, origins))
     numbers = [index] if isinstance(index, int) else index
-    at = f"its element {numbers[0]}" if len(numbers) == 1 else f"one of its elements {_list(numbers)}"
+    at = f"its element {numbers[0]}" if len(numbers) == 1 else f"one of its elements {_list_numbers(numbers)}"
     return f"bushel: {what} failed at {at}" + (f", made of {made_of}." if made_of else ".")
 
 
@@ -517,5 +517,5 @@ def merge_origins(origins: Iterable[Origin]) -> tuple[Origin, ...]:
     return tuple(Origin(source, indices) for source, indices in by_source.items())
 
 
-def _list(numbers: Sequence[int]) -> str:
+def _list_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

@@ -212,7 +212,7 @@ class _MixCursor(Cursor):
         saved = read_field(state, "parents", list if keys is None else dict)
         index, stop = read_count(state, "index"), read_field(state, "stop", bool)
         if keys is None:
-            return marks_of(self.parents, saved, "mixture"), index, stop
+            return read_marks(self.parents, saved, "mixture"), index, stop
         marks = []
         for key, parent in zip(keys, self.parents, strict=True):
             with inside("parents", key):
@@ -221,7 +221,7 @@ class _MixCursor(Cursor):
         return marks, index, stop
 
 
-def marks_of(parents: tuple[Cursor, ...], states: list[Any], what: str) -> list[Mark]:
+def read_marks(parents: tuple[Cursor, ...], states: list[Any], what: str) -> list[Mark]:
     """The positions of several parents, whose states are the list under "parents"."""
     if len(states) != len(parents):
         raise StateMismatch(
@@ -268,15 +268,15 @@ class _ZipCursor(Cursor):
         self.ended = False
 
     def pull(self, count: int) -> Block:
-        if count > 1 and not self.ended and (block := self._together(count)) is not None:
+        if count > 1 and not self.ended and (block := self._pull_together(count)) is not None:
             return block
         rows = make_rows(self, count, self._next_tuple, self.skips)
         return blocks.join(rows) if rows else []
 
-    def _together(self, count: int) -> Block | None:
-        """The next `count` tuples, each stream read in one go. None if a stream ends or fails among them.
+    def _pull_together(self, count: int) -> Block | None:
+        """The next `count` tuples, with one pull of each stream. None if a stream ends or fails among them.
 
-        Then they are read tuple by tuple, so that nothing is read beyond the end of the shortest stream.
+        The caller then reads tuple by tuple, so that nothing is read beyond the end of the shortest stream.
         """
         before = self.mark()
         with collect_skips(self.skips) as skipped:
@@ -301,7 +301,8 @@ class _ZipCursor(Cursor):
             if not len(block):
                 if self.node.strict:
                     self._check_ends(number)
-                self.ended = True  # else a longer stream would lose one more element each time this one is asked
+                # Otherwise each further pull would take one more element from a longer stream.
+                self.ended = True
                 return END
             columns.append(block)
         return zip_blocks(columns, 1)
@@ -309,10 +310,10 @@ class _ZipCursor(Cursor):
     def _check_ends(self, number: int) -> None:
         """Raises unless all streams have ended; stream `number` has, before those after it were asked."""
         if number:
-            raise ValueError(_unequal(number, "shorter"))
+            raise ValueError(_describe_lengths(number, "shorter"))
         for other, parent in enumerate(self.parents[1:], 1):
             if len(parent.pull(1)):
-                raise ValueError(_unequal(other, "longer"))
+                raise ValueError(_describe_lengths(other, "longer"))
 
     def mark(self) -> Mark:
         return [parent.mark() for parent in self.parents], self.ended
@@ -331,9 +332,9 @@ class _ZipCursor(Cursor):
     def mark_of(self, state: State) -> Mark:
         states = read_field(state, "parents", list)
         ended = "ended" in state and read_field(state, "ended", bool)
-        return marks_of(self.parents, states, "zip"), ended
+        return read_marks(self.parents, states, "zip"), ended
 
 
-def _unequal(number: int, how: str) -> str:
+def _describe_lengths(number: int, how: str) -> str:
     others = "stream 1" if number == 1 else f"streams 1 to {number}"
     return f"zip: stream {number + 1} is {how} than {others}. Pass strict=False to end with the shortest."

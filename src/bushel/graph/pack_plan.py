@@ -201,15 +201,15 @@ class _Packed(Plan):
             entries = memory.call_apart(self.parent.entries, read, int(self.reads[end - 1]) + 1, names)
         except RowFailed as failed:
             piece = int(np.searchsorted(self.reads, read + failed.row))
-            raise RowFailed(self._row_of(piece) - low, failed.error) from failed.error
+            raise RowFailed(self._find_row(piece) - low, failed.error) from failed.error
         which = self.reads[first:end] - read
         try:
             tokens = [self._cut(number, some, which, first, end) for number, some in enumerate(entries)]
         except RowFailed as failed:  # its row is a piece
-            row = self._row_of(failed.row)
+            row = self._find_row(failed.row)
             where = self.node.describe_failure(int(self.indices[row]))
             raise RowFailed(row - low, locate_error(failed.error, where)) from None
-        if all(map(_one_kind, tokens)):
+        if all(map(_have_one_kind, tokens)):
             return self._columns(tokens, low, high)
         # Sequences of several kinds: a row is like its first one, whatever rows it is made together with.
         rows = []
@@ -218,7 +218,7 @@ class _Packed(Plan):
             rows.extend(self._columns([some[begin:stop] for some in tokens], row, row + 1).rows())
         return rows
 
-    def _row_of(self, piece: int) -> int:
+    def _find_row(self, piece: int) -> int:
         return int(np.searchsorted(self.pieces.edges, piece, side="right")) - 1
 
     def _cut(self, feature: int, entries: list[Any], which: np.ndarray, first: int, end: int) -> list[np.ndarray]:
@@ -262,7 +262,7 @@ class _Packed(Plan):
         return Columns(data | numbered, high - low)
 
 
-def _one_kind(sequences: list[np.ndarray]) -> bool:
+def _have_one_kind(sequences: list[np.ndarray]) -> bool:
     """Whether sequences have one dtype, and one shape from the second axis on."""
     if isinstance(sequences, Sequences):
         return True

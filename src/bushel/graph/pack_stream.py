@@ -67,7 +67,7 @@ class Features:
     """The sequences of an element: which there are, how long their rows are, and how to take them out of elements."""
 
     def __init__(self, node: Pack):
-        self.struct = checked_lengths(node.length_struct)
+        self.struct = check_lengths(node.length_struct)
         self.meta = node.meta_features
         self.loose = [name for name in self.meta if name not in self.struct]  # kept in lists, as they are
         self.capacities: list[int] = trees.leaves(self.struct)
@@ -77,14 +77,14 @@ class Features:
                     f"length_struct has a tree at {name!r}: {value!r}. Trees of sequences get no segment ids; name "
                     f"{name!r} in meta_features, or flatten it."
                 )
-        alignments = self._like("pack_alignment_struct", node.pack_alignment_struct)
+        alignments = self._match("pack_alignment_struct", node.pack_alignment_struct)
         self.alignments = alignments and [checks.positive(value, "An alignment") for value in alignments]
-        self.paddings = self._like("padding_struct", node.padding_struct) or [None] * len(self.capacities)
+        self.paddings = self._match("padding_struct", node.padding_struct) or [None] * len(self.capacities)
         places = np.cumsum([0] + [len(trees.leaves(value)) for value in self.struct.values()]).tolist()
         self.numbered = {n: p for n, p in zip(self.struct, places) if n not in self.meta}  # those with segment ids
         self._flat = tuple(self.struct) if len(self.capacities) == len(self.struct) else None
 
-    def _like(self, what: str, struct: Any) -> list[Any] | None:
+    def _match(self, what: str, struct: Any) -> list[Any] | None:
         if struct is None:
             return None
         try:
@@ -92,7 +92,7 @@ class Features:
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"{what} must have the structure of length_struct {self.struct}, got {struct}.") from error
 
-    def taken(self, rows: list[Any]) -> list[list[Any]]:
+    def take(self, rows: list[Any]) -> list[list[Any]]:
         """For each feature the sequences of all rows; a number is a sequence of one."""
         if self._flat is not None:
             columns = [[row[key] for row in rows] for key in self._flat]
@@ -100,12 +100,12 @@ class Features:
             columns = [list(column) for column in zip(*(leaves_up_to(self.struct, row) for row in rows), strict=True)]
         return [column if _are_sequences(column) else list(map(as_sequence, column)) for column in columns]
 
-    def built(self, values: list[Any]) -> dict[str, Any]:
+    def build(self, values: list[Any]) -> dict[str, Any]:
         """The leaves in the structure of length_struct."""
         return dict(trees.flatten(self.struct)[1](values))
 
 
-def checked_lengths(struct: Any) -> dict[str, Any]:
+def check_lengths(struct: Any) -> dict[str, Any]:
     """A length_struct: a mapping whose leaves are positive integers."""
     if not isinstance(struct, Mapping) or not trees.leaves(struct):
         raise ValueError(f"length_struct must map the features to the lengths of their rows, got {struct!r}.")
@@ -235,7 +235,7 @@ class _PackCursor(GroupCursor):
                 elements = blocks.rows_of(self.read_parent(bins.empty or 1))
             if not elements:
                 break
-            taken, others, sizes = self._measured(elements)
+            taken, others, sizes = self._measure(elements)
             placed = bins.place(sizes)  # all of several, or none of one
             if placed < len(elements):
                 elements = elements[placed:]
@@ -246,17 +246,17 @@ class _PackCursor(GroupCursor):
         self.beyond = before, elements
         if self.behind and self.given >= bins.used:
             raise self.describe_mismatch(bins.used)
-        return self._filled(bins, sequences, lengths, loose) if bins.used else None
+        return self._fill(bins, sequences, lengths, loose) if bins.used else None
 
-    def _measured(self, rows: list[Any]) -> tuple[list[list[Any]], list[list[Any]], list[list[int]]]:
+    def _measure(self, rows: list[Any]) -> tuple[list[list[Any]], list[list[Any]], list[list[int]]]:
         """The sequences of some elements, their other entries, and how long the sequences are: by feature."""
         try:
-            taken = self.features.taken(rows)
+            taken = self.features.take(rows)
             others = [[row[name] for row in rows] for name in self.features.loose]
             sizes = [list(map(len, column)) for column in taken]
             if any([max(column) > capacity for column, capacity in zip(sizes, self.features.capacities)]):
                 wrong = too_long(np.array(sizes).T, self.features.capacities)
-                has = self.features.built([column[wrong or 0] for column in sizes])
+                has = self.features.build([column[wrong or 0] for column in sizes])
                 raise ValueError(
                     f"A sequence is longer than its row: lengths {has}, rows of {self.features.struct}. "
                     "Truncate it before packing, or make rows longer."
@@ -265,7 +265,7 @@ class _PackCursor(GroupCursor):
             raise RowFailed(0, locate_error(error, f"bushel: {self.node.describe()} failed.")) from error
         return taken, others, sizes
 
-    def _filled(
+    def _fill(
         self, bins: Bins, sequences: list[list[np.ndarray]], lengths: list[list[int]], loose: list[list[Any]]
     ) -> Block:
         node, features, placed = self.node, self.features, bins.placement()
@@ -286,18 +286,18 @@ class _PackCursor(GroupCursor):
             ]
         except ValueError as error:
             shapes = [sorted({sequence.shape[1:] for sequence in some}) for some in sequences]
-            where = f"bushel: {node.describe()} failed: inner shapes of sequences are {features.built(shapes)}."
+            where = f"bushel: {node.describe()} failed: inner shapes of sequences are {features.build(shapes)}."
             raise RowFailed(0, locate_error(error, where)) from error
-        data = features.built(values)
+        data = features.build(values)
         for name, number in features.numbered.items():
             data[f"{name}_segment_ids"] = layouts[number].segment_ids()
             data[f"{name}_positions"] = layouts[number].positions()
         if order is not None and node.shuffle_bins_group_by_feature is not None:
-            order = _by_group(data[node.shuffle_bins_group_by_feature], order)
+            order = _sort_by_group(data[node.shuffle_bins_group_by_feature], order)
             data = trees.map_leaves(lambda leaf: leaf[order], data)
             rows = np.argsort(order)[rows]
         packed = Columns(data, bins.used)
-        return packed if not loose else _with_lists(packed, features.loose, loose, rows)
+        return packed if not loose else _add_lists(packed, features.loose, loose, rows)
 
     def mark_of(self, state: State) -> Mark:
         given, counter = read_count(state, "next_row", self.node.num_packing_bins), read_count(state, "counter")
@@ -308,7 +308,7 @@ class _PackCursor(GroupCursor):
         return super().mark_of(state)
 
 
-def _by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
+def _sort_by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
     """Rows by the mean of the different values other than zero in each, those of one mean as they were shuffled."""
     means = []
     for row in values:
@@ -318,7 +318,7 @@ def _by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
     return np.lexsort((shuffled, means))
 
 
-def _with_lists(packed: Columns, names: Sequence[str], loose: list[list[Any]], rows: np.ndarray) -> list[Any]:
+def _add_lists(packed: Columns, names: Sequence[str], loose: list[list[Any]], rows: np.ndarray) -> list[Any]:
     """Packed rows with the entries of their elements in lists."""
     made = packed.rows()
     for name, entries in zip(names, loose, strict=True):

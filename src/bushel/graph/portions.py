@@ -121,7 +121,7 @@ class _RepeatCursor(Over):
             if len(block):
                 self.fresh = False
                 return block
-            if self.fresh:  # a whole epoch without an element: so are all others
+            if self.fresh:  # this epoch has no element, so no other has one
                 self.epoch = self.epoch if self.node.num_epochs is None else self.node.num_epochs
                 return []
             self.epoch += 1

@@ -72,7 +72,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def table(self, values: np.ndarray, epoch: int) -> np.ndarray:
-        """What is worth keeping of one epoch; one entry per element after the rule."""
+        """The table of one epoch, which is kept: one entry per element after the rule."""
 
     @optional
     def pick(self, table: np.ndarray, offsets: np.ndarray, epoch: int) -> np.ndarray:

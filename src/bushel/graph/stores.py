@@ -125,7 +125,7 @@ class Recording:
         if self._bytes >= CHUNK_BYTES or len(self._elements) >= CHUNK_ELEMENTS:
             self._write()
 
-    def back_to(self, count: int) -> None:
+    def shorten_to(self, count: int) -> None:
         """Drops all but the first `count` elements."""
         while self._count_written() > count:
             _, checksum = self._written.pop()
@@ -136,7 +136,7 @@ class Recording:
         self._skipped = {place: skipped for place, skipped in self._skipped.items() if place < count}
 
     def finish(self, end: State, skipped: list[SkipNote]) -> None:
-        """The stream has ended, and these elements were skipped after its last one: from now on others find it."""
+        """Publishes the recording: the stream has ended, and these elements were skipped after its last one."""
         self._record_skips(skipped)
         if self._elements:
             self._write()
@@ -268,7 +268,7 @@ class _FileChunks(Chunks):
         except Exception as error:
             add_note(error, "bushel: a cache in files keeps what can be pickled; `cache()` keeps anything, in memory.")
             raise
-        self._part.folder.write(_name(self._part.under, number), data)
+        self._part.folder.write(_name_chunk(self._part.under, number), data)
         return zlib.crc32(data)
 
     def read(self, number: int, checksum: int) -> Chunk:
@@ -281,14 +281,14 @@ class _FileChunks(Chunks):
         self._part.remove()
 
 
-def _name(under: str, chunk: int) -> str:
+def _name_chunk(under: str, chunk: int) -> str:
     return f"{under}chunk-{chunk:06}.pickle"
 
 
 def _read_chunk(folder: Folder, under: str, chunk: int, checksum: int) -> Chunk:
-    path = folder.shown(_name(under, chunk))
+    path = folder.shown(_name_chunk(under, chunk))
     try:
-        data = folder.read(_name(under, chunk))
+        data = folder.read(_name_chunk(under, chunk))
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read ({error}).") from error
     if zlib.crc32(data) != checksum:

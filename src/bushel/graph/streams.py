@@ -17,11 +17,11 @@ from bushel.graph.skips import Skips
 
 
 class Opener(Protocol):
-    """Who opens nodes: the engine. It alone knows how elements of a map node are computed."""
+    """Opens nodes. The engine implements it, since it alone knows how elements of a map node are computed."""
 
     @property
     def options(self) -> DatasetOptions:
-        """Those of the whole pipeline."""
+        """The options of the whole pipeline."""
         ...
 
     @property
@@ -31,7 +31,7 @@ class Opener(Protocol):
 
     @property
     def ahead_of_turn(self) -> bool:
-        """Whether streams that are read side by side should be begun before their turn: somebody can work on them."""
+        """Whether streams that are read side by side should be begun before their turn, for workers to compute."""
         ...
 
     def open(self, node: StreamNode, *, copied: bool = False) -> Cursor:
@@ -47,11 +47,11 @@ class Opener(Protocol):
         ...
 
     def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        """The iterator of a user's own dataset: what it draws from is part of this pipeline."""
+        """The iterator of a user's own dataset. The datasets that it draws from are part of this pipeline."""
         ...
 
     def own_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        """Another one, to find something out: nobody works for it, and what it skips is not counted."""
+        """Another such iterator, to look something up: no worker computes for it, and its skips are not counted."""
         ...
 
 
