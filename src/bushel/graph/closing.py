@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 CLOSED = "This iterator was closed while its next element was being computed."
@@ -43,18 +42,6 @@ class InUse:
     def hold(self, iterator: Any) -> None:
         """Holds another iterator from now on. Only for the thread that uses it."""
         self._held = [iterator]
-
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """`function(*arguments)`, which uses the iterator. As `with`, in a fifth of its time: for every element."""
-        self.users += 1
-        try:
-            if self.is_closed:
-                raise ValueError(CLOSED)
-            return function(*arguments)
-        finally:
-            self.users -= 1
-            if self.is_closed:
-                self.close()
 
     def __enter__(self) -> None:
         self.users += 1

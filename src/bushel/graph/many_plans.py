@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -110,14 +110,18 @@ class _Selected(Plan):
             which, places = self.singles
             place = places[low]
             return self.plans[which[low]].read(place, place + 1, private)
-        groups: list[Group] = []
+        parts: list[tuple[np.ndarray, Block]] = []
         edges = np.array((low, high))
         for number, rows in self.rows.items():
             first, last = rows.searchsorted(edges).tolist()
-            if first < last:
-                read = functools.partial(self.plans[number].read, first, last, private)
-                groups.append((rows[first:last] - low, read))
-        return read_groups(groups, high - low)
+            if first == last:
+                continue
+            here = rows[first:last] - low
+            try:
+                parts.append((here, self.plans[number].read(first, last, private)))
+            except RowFailed as failed:
+                raise RowFailed(int(here[failed.row]), failed.error) from failed.error
+        return merge_rows(parts, high - low)
 
     def _find_singles(self) -> tuple[list[int], list[int]]:
         places = np.empty(len(self.which), dtype=np.int64)
@@ -126,18 +130,8 @@ class _Selected(Plan):
         return self.which.tolist(), places.tolist()
 
 
-Group = tuple[np.ndarray, Callable[[], Block]]
-"""The places of some rows, in order, and a function that returns these rows."""
-
-
-def read_groups(groups: Iterable[Group], count: int) -> Block:
-    """One block of `count` rows, which are read group by group."""
-    parts: list[tuple[np.ndarray, Block]] = []
-    for here, read in groups:
-        try:
-            parts.append((here, read()))
-        except RowFailed as failed:
-            raise RowFailed(int(here[failed.row]), failed.error) from failed.error
+def merge_rows(parts: list[tuple[np.ndarray, Block]], count: int) -> Block:
+    """One block of `count` rows, of blocks that each come with the places of their rows."""
     if len(parts) == 1:
         return parts[0][1]
     columns = [block for _, block in parts if isinstance(block, Columns)]
@@ -212,12 +206,14 @@ class _ByManyOperations(Plan):
         # Rows of one part are likely to be of one kind, and a vectorized function needs such rows to stack them.
         keys = which if joined.vectorized and not isinstance(block, Columns) else joined.operation_of[which]
         rows = blocks.rows_of(block)
-        groups: list[Group] = []
+        parts: list[tuple[np.ndarray, Block]] = []
         for here in words.group(keys).values():
             operation = joined.operations[joined.operation_of[which[here[0]]]]
-            some = [rows[row] for row in here.tolist()]
-            groups.append((here, functools.partial(self._run, operation, some, low, here)))
-        return read_groups(groups, len(which))
+            try:
+                parts.append((here, self._run(operation, [rows[row] for row in here.tolist()], low, here)))
+            except RowFailed as failed:
+                raise RowFailed(int(here[failed.row]), failed.error) from failed.error
+        return merge_rows(parts, len(which))
 
     def _run(self, operation: Operation, block: Block, low: int, here: np.ndarray) -> Block:
         """Runs an operation on the rows `low + here` of the plan."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile, RowFailed, describe_error, locate_error
-from bushel.graph.closing import InUse
+from bushel.graph.closing import CLOSED, InUse
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.node import Node
 from bushel.graph.skips import Skips
@@ -66,17 +66,23 @@ class _ReaderCursor(Cursor):
         self._in_use.hold(reader)
 
     def pull(self, count: int) -> Block:
-        return self._in_use.call(self._pull, count)
-
-    def _pull(self, count: int) -> Block:
-        while True:
-            try:
-                reader = self._opened or self._reader
-                block = reader.read(count)
-                self.at_hand = reader.at_hand
-                return block
-            except Exception as error:
-                self._leave_out(locate_error(error, f"bushel: reading {self._node.name} failed."))
+        in_use = self._in_use
+        in_use.users += 1  # as `with` does, in a fifth of the time: this is done for every element
+        try:
+            if in_use.is_closed:
+                raise ValueError(CLOSED)
+            while True:
+                try:
+                    reader = self._opened or self._reader
+                    block = reader.read(count)
+                    self.at_hand = reader.at_hand
+                    return block
+                except Exception as error:
+                    self._leave_out(locate_error(error, f"bushel: reading {self._node.name} failed."))
+        finally:
+            in_use.users -= 1
+            if in_use.is_closed:
+                in_use.close()
 
     def _leave_out(self, error: Exception) -> None:
         """Skips records that cannot be read. Raises if skipping was not asked for, or is not possible."""
