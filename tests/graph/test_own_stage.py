@@ -50,10 +50,10 @@ class Dedupe(OneParent, Ordered):
         return f"dedupe({self.key!r})"
 
 
-class DedupeCursor(Over):
+class DedupeCursor(Over[Dedupe]):
     def __init__(self, parent: Cursor, node: Dedupe, skips: Skips | None):
-        super().__init__(parent)
-        self.node, self.skips, self.last = node, skips, None
+        super().__init__(parent, node, skips)
+        self.last: Any = None
 
     def pull(self, count: int) -> Block:
         return make_rows(self, count, self.next_row, self.skips)

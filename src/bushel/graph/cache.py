@@ -37,12 +37,11 @@ class Cache(OneParent, Ordered):
         return "cache()"
 
 
-class _CacheCursor(Over):
+class _CacheCursor(Over[Cache]):
     """Its state holds the parent's, whether the parent was read or not: it restores with and without the cache."""
 
     def __init__(self, parent: Cursor, node: Cache, skips: Skips | None):
-        super().__init__(parent)
-        self.skips = skips
+        super().__init__(parent, node, skips)
         self.store, self.name = node.store, node.key()
         self.start = self.here = parent.get_state()
         self.position = 0

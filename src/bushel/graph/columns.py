@@ -22,7 +22,7 @@ from bushel.base.contents import remove_padding
 from bushel.base.errors import RowFailed, locate_error
 from bushel.graph.apply import Map
 from bushel.graph.custom import CustomMap
-from bushel.graph.node import Epochs, MapNode, OneParentMap, Plan, describe_failure
+from bushel.graph.node import Epochs, MapNode, Plan, Transparent, describe_failure
 from bushel.graph.reindex import Repeat, Seed
 from bushel.index import words
 from bushel.sources import memory_sources
@@ -162,19 +162,13 @@ class Column(NDArrayOperatorsMixin):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NoneMissing(OneParentMap):
+class NoneMissing(Transparent):
     """The parent's elements. A missing one is an error, since a column could hold no value in its place."""
 
-    transparent = True
-    takes_a_place = False
-    one_to_one = True
     moves = True
 
     def plan(self, indices: np.ndarray) -> Plan:
         return _NoneMissing(self, indices, self.parent.plan(indices))
-
-    def call(self) -> str:
-        return self.parent.call()
 
 
 @dataclasses.dataclass(slots=True)

@@ -102,7 +102,7 @@ _CUTS, _GIVEN = "remainder_slices", "elements_from_buffer_after_checkpoint"
 _WHOLE = (-1, -1)  # in a state: no element has been cut
 
 
-class _ConcatCursor(GroupCursor):
+class _ConcatCursor(GroupCursor[ConcatThenSplit]):
     """A group is the rows that one reading fills; `extra` is the cut of the element that the first one begins with.
 
     `beyond` is the part of an element that had no room in the group.
@@ -111,8 +111,7 @@ class _ConcatCursor(GroupCursor):
     parent_key, given_key, group_name = "parent_state", _GIVEN, "a group of rows"
 
     def __init__(self, parent: Cursor, node: ConcatThenSplit, skips: Skips | None):
-        super().__init__(parent, skips)
-        self.node = node
+        super().__init__(parent, node, skips)
         self.lengths = check_lengths(node.length_struct)
         self.meta = frozenset(node.meta_features)
         self.cuttable = [name for name in self.lengths if name not in node.meta_features]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
@@ -16,6 +16,9 @@ from bushel.base.errors import StateMismatch, inside
 from bushel.graph.node import Origin
 from bushel.graph.skips import Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State, read_count, read_field
+
+N = TypeVar("N")
+"""The class of the node that a cursor runs."""
 
 Mark = Any
 """A position of one cursor. Only the cursor that made it, or that has read it from a state, understands it."""
@@ -156,13 +159,21 @@ def make_rows(cursor: Cursor, count: int, make: Callable[[], Any], skips: Skips 
     return rows
 
 
-class Over(Cursor):
-    """A cursor with one parent, whose state lies in its own state under `parent_key`."""
+class Over(Cursor, Generic[N]):
+    """A cursor with one parent, whose state lies in its own state under `parent_key`.
+
+    Args:
+      parent: the cursor that it draws from.
+      node: the node that it runs, if a node stands for it.
+      skips: where elements that fail are counted; None where they raise.
+    """
 
     parent_key: ClassVar[str] = "parent"
 
-    def __init__(self, parent: Cursor):
+    def __init__(self, parent: Cursor, node: Any = None, skips: Skips | None = None):
         self.parent = parent
+        self.node: N = node
+        self.skips = skips
         self.parents = (parent,)
         self.places = ((self.parent_key,),)
 
@@ -209,7 +220,7 @@ class Same(Cursor):
         self.parent.set_next_index(index)
 
 
-class GroupCursor(Over):
+class GroupCursor(Over[N]):
     """A cursor that makes rows in groups and hands them out one by one: a window, packed rows, parts of an element.
 
     A position is the parent's position before the group, how many rows of the group were given, and `extra`, which
@@ -229,9 +240,8 @@ class GroupCursor(Over):
     keeps_given_at_end: ClassVar[bool] = False
     """Whether `given` stays at the end of the stream what it was for the last group. Grain's states differ in that."""
 
-    def __init__(self, parent: Cursor, skips: Skips | None, extra: Any = None):
-        super().__init__(parent)
-        self.skips = skips
+    def __init__(self, parent: Cursor, node: N, skips: Skips | None, extra: Any = None):
+        super().__init__(parent, node, skips)
         self.before: Mark = parent.mark()
         self.group: Block = []
         self.given = 0

@@ -115,7 +115,7 @@ class Operate(OneParent, Ordered):
         return format_call("operate", self.transform)
 
 
-class _OperationCursor(Over):
+class _OperationCursor(Over[Operate]):
     """Runs a user's own operation, which may keep anything of the records it has read.
 
     So the state is the parent's when the operation began, and how many records it has given since. To restore it, the
@@ -123,10 +123,7 @@ class _OperationCursor(Over):
     """
 
     def __init__(self, parent: Cursor, node: Operate, skips: Skips | None):
-        self.parent = parent
-        self.parents = (parent,)
-        self.node = node
-        self.skips = skips
+        super().__init__(parent, node, skips)
         self._begin(0)
 
     def _begin(self, replayed: int) -> None:

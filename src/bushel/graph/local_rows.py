@@ -20,7 +20,7 @@ from bushel.graph import apply, elementwise, operation
 from bushel.graph.batch import Batch, Batches
 from bushel.graph.cursors import Cursor, Mark, Same
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import InPlace, Node, OneParentMap, Plan, replace_parents, skip_transparent
+from bushel.graph.node import Node, Plan, Transparent, replace_parents, skip_transparent
 from bushel.graph.ordered import BatchStream
 from bushel.graph.portions import RepeatStream
 from bushel.graph.reindex import Repeat, Seed, Shuffle, WindowShuffle
@@ -129,14 +129,10 @@ def _may_have_tail(node: Node) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LocalRows(OneParentMap):
+class LocalRows(Transparent):
     """The rows of this process of each batch of the parent, which makes batches, and the sizes of the batch."""
 
     choice: RowChoice
-
-    transparent = True
-    takes_a_place = False
-    one_to_one = True
 
     @property
     def _batches(self) -> Batches:
@@ -158,13 +154,6 @@ class LocalRows(OneParentMap):
         local_edges = np.cumsum([0, *map(len, chosen)])
         local = batches.plan_parts(indices, local_edges, np.concatenate([elements[:0], *chosen]), kinds)
         return _WithSizes(local, sizes)
-
-    @property
-    def in_place(self) -> InPlace:
-        return self.parent.in_place
-
-    def call(self) -> str:
-        return self.parent.call()
 
 
 @dataclasses.dataclass(slots=True)

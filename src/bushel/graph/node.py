@@ -429,6 +429,21 @@ class Moved(OneParentMap):
         return self.parent.in_place
 
 
+class Transparent(OneParentMap):
+    """A map node that says how its parent is read. It takes no place, and reads as the parent in messages."""
+
+    transparent = True
+    takes_a_place = False
+    one_to_one = True
+
+    @property
+    def in_place(self) -> InPlace:
+        return self.parent.in_place
+
+    def call(self) -> str:
+        return self.parent.call()
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class SeveralParents(MapNode):
     """A map node that draws from several others."""

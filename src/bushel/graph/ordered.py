@@ -117,7 +117,7 @@ class FlatMapStream(OneParent, Ordered):
     no_spec = "The shapes after flat_map are not known without running it."
 
     def open(self, opener: Opener) -> Cursor:
-        return _FlatMapCursor(opener.open(_Parts(self.parent, self.transform)), opener.skips)
+        return _FlatMapCursor(opener.open(_Parts(self.parent, self.transform)), self, opener.skips)
 
     def call(self) -> str:
         return format_call("flat_map", self.transform)
@@ -130,7 +130,7 @@ class _Parts(Elementwise):
     kind = FLAT_MAP_ALL
 
 
-class _FlatMapCursor(GroupCursor):
+class _FlatMapCursor(GroupCursor[FlatMapStream]):
     """A group is the list of parts of one element."""
 
     given_key, group_name = "next_index_in_buffer", "what flat_map makes of an element"

@@ -188,7 +188,7 @@ def fill_rows(laid: Layout, pieces: Sequence[np.ndarray], like: np.ndarray, padd
     return out
 
 
-class _PackCursor(GroupCursor):
+class _PackCursor(GroupCursor[Pack]):
     """A group is the rows that are packed together; `extra` is how many rows were given in all.
 
     `beyond` is the first sequence that found no place in the group, with the parent's position before it.
@@ -197,8 +197,7 @@ class _PackCursor(GroupCursor):
     given_key, extra_key, group_name = "next_row", "counter", "a group of packed rows"
 
     def __init__(self, parent: Cursor, node: Pack, skips: Skips | None):
-        super().__init__(parent, skips, extra=0)
-        self.node = node
+        super().__init__(parent, node, skips, extra=0)
         self.features = Features(node)
 
     def pull(self, count: int) -> Block:

@@ -13,7 +13,6 @@ from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, locate_error
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, Over, make_rows
-from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_count
 from bushel.graph.streams import OneParent, Opener, Ordered
 
@@ -41,10 +40,9 @@ class Limit(OneParent, Ordered):
         return f"limit({self.count})"
 
 
-class _LimitCursor(Over):
+class _LimitCursor(Over[Limit]):
     def __init__(self, parent: Cursor, node: Limit):
-        super().__init__(parent)
-        self.node = node
+        super().__init__(parent, node)
         self.given = 0
 
     def pull(self, count: int) -> Block:
@@ -107,10 +105,9 @@ class RepeatStream(OneParent, Ordered):
         return f"repeat({'' if self.num_epochs is None else self.num_epochs})"
 
 
-class _RepeatCursor(Over):
+class _RepeatCursor(Over[RepeatStream]):
     def __init__(self, parent: Cursor, node: RepeatStream):
-        super().__init__(parent)
-        self.node = node
+        super().__init__(parent, node)
         self.start = parent.mark()
         self.epoch = 0
         self.fresh = False  # at the start of an epoch after the first, nothing read of it yet
@@ -172,15 +169,11 @@ class Rebatch(OneParent, Ordered):
         return f"rebatch({self.batch_size}{', drop_remainder=True' if self.drop_remainder else ''})"
 
 
-class _RebatchCursor(GroupCursor):
+class _RebatchCursor(GroupCursor[Rebatch]):
     """A group is the rows of one batch of the parent's."""
 
     given_key, group_name = "batch_idx", "a batch"
     keeps_given_at_end = True
-
-    def __init__(self, parent: Cursor, node: Rebatch, skips: Skips | None):
-        super().__init__(parent, skips)
-        self.node = node
 
     def pull(self, count: int) -> Block:
         return make_rows(self, count, self._next_batch, self.skips)
