@@ -128,7 +128,10 @@ def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) 
     first = next_index()
     for step in range(first, first + steps):
         elements = range(step * unit, min(node.parent.length, (step + 1) * unit))
-        if not _count_rows(len(elements), batches):
+        rows = len(elements)
+        for batch in reversed(batches):
+            rows = batch.count_batches(rows)
+        if not rows:
             break
         records = explain(node.parent, words.ranging(elements.start, elements.stop))
         explanations.append(Explanation(step, tuple(record for element in records for record in element.records)))
@@ -137,10 +140,3 @@ def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) 
 
 def _keeps_all(node: Node) -> bool:
     return isinstance(node, Elementwise) and not node.drops
-
-
-def _count_rows(count: int, batches: list[BatchStream]) -> int:
-    """How many rows `count` elements make. The last batch may be smaller, or be dropped."""
-    for batch in reversed(batches):
-        count = count // batch.batch_size if batch.drop_remainder else -(-count // batch.batch_size)
-    return count

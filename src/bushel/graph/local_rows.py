@@ -20,7 +20,7 @@ from bushel.graph import apply, elementwise, operation
 from bushel.graph.batch import Batch, Batches
 from bushel.graph.cursors import Cursor, Mark, Same
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import Node, Plan, Transparent, replace_parents, skip_transparent
+from bushel.graph.node import InPlace, Node, Plan, Transparent, replace_parents, skip_transparent
 from bushel.graph.ordered import BatchStream
 from bushel.graph.portions import RepeatStream
 from bushel.graph.reindex import Repeat, Seed, Shuffle, WindowShuffle
@@ -154,6 +154,10 @@ class LocalRows(Transparent):
         local_edges = np.cumsum([0, *map(len, chosen)])
         local = batches.plan_parts(indices, local_edges, np.concatenate([elements[:0], *chosen]), kinds)
         return _WithSizes(local, sizes)
+
+    @property
+    def in_place(self) -> InPlace:
+        return self.parent.in_place
 
 
 @dataclasses.dataclass(slots=True)

@@ -436,10 +436,6 @@ class Transparent(OneParentMap):
     takes_a_place = False
     one_to_one = True
 
-    @property
-    def in_place(self) -> InPlace:
-        return self.parent.in_place
-
     def call(self) -> str:
         return self.parent.call()
 

@@ -45,8 +45,10 @@ class BatchStream(Step):
     @property
     def length(self) -> int | None:
         elements = self.parent.length
-        if elements is None or elements >= INFINITE:
-            return elements
+        return elements if elements is None or elements >= INFINITE else self.count_batches(elements)
+
+    def count_batches(self, elements: int) -> int:
+        """How many batches so many elements make."""
         return elements // self.batch_size if self.drop_remainder else -(-elements // self.batch_size)
 
     def element_spec(self) -> Any:
