@@ -55,6 +55,20 @@ def test_no_record_is_lost_in_a_mixture_of_many_sources():
     assert ds.batch(160)[0]["tokens"][:, 0].tolist() == [index for index in range(8) for _ in range(20)]
 
 
+def test_no_record_is_lost_where_one_source_is_read_by_several_plans():
+    ds = bushel.MapDataset.source(OneBuffer())
+    mixed = bushel.MapDataset.mix([ds[:4], ds[4:]]).batch(2)
+    assert [batch["tokens"][:, 0].tolist() for batch in mixed] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    ds = bushel.MapDataset.source(OneBuffer())
+    one, other = ds[:7].zip(ds[1:]).batch(1)[0]
+    assert (one["tokens"][0, 0], other["tokens"][0, 0]) == (0, 1)
+
+
+def test_no_record_is_lost_after_one_that_is_read_twice():
+    ds = bushel.MapDataset.source(OneBuffer()).slice([5, 5, 6])
+    assert ds.batch(3)[0]["tokens"][:, 0].tolist() == [5, 5, 6]
+
+
 def test_records_that_share_a_constant_are_not_read_again():
     source = Constant()
     ds = bushel.MapDataset.source(source).batch(4)

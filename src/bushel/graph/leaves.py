@@ -54,15 +54,16 @@ class Source(Leaf):
         return gives_new_records(self.source)
 
     def keeps_apart(self, rows: list[Any], positions: list[int]) -> bool:
-        """Whether records that were read one after the other are all there. Found out once, with the first two.
+        """Whether the source keeps a record as it is when it reads the next one; False while that is not known.
 
-        A source may use one buffer for all its records, so that each read overwrites the record before.
+        A source may use one buffer for all its records, so that each read overwrites the record before. Whether it
+        does is found out once, with the first two different records that were read one after the other.
         """
         known = vars(self)
         if "_keeps_apart" not in known and len(rows) > 1 and positions[0] != positions[1]:
             shared = _find_shared_arrays(rows[0], rows[1])
             known["_keeps_apart"] = not shared or self._keeps_values(shared, positions)
-        return known.get("_keeps_apart", True)
+        return known.get("_keeps_apart", False)
 
     def _keeps_values(self, leaves: list[int], positions: list[int]) -> bool:
         """Whether these leaves of a record, which the next one shares, keep their values when the next one is read."""
@@ -142,8 +143,10 @@ class _SingleReads(Plan):
         try:
             if not private or self.node.gives_new:
                 rows = [source[position] for position in left]
-                if self.node.gives_new or self.node.keeps_apart(rows, positions):
+                if self.node.gives_new or type(source) is list or self.node.keeps_apart(rows, positions):
                     return rows
+                if len(rows) == 1:
+                    return own(rows)
                 left = iter(positions)
             if type(source) is list:  # it holds its records, so there is no need to count who does
                 return [copy_value(source[position]) for position in left]
