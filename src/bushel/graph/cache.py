@@ -63,7 +63,7 @@ class _CacheCursor(Over[Cache]):
                 return self._read_kept(self.kept, count)
             except DamagedFile as error:
                 self._forget(self.kept, error)
-                self.parent.set_state(self.here)  # goes on without the cache, from the same place
+                self.parent.set_state(self.here)  # reads the parent instead, from the same position
         if self.behind:
             self._catch_up()
         rows: list[Any] = []
@@ -164,7 +164,8 @@ class _CacheCursor(Over[Cache]):
             raise self._describe_mismatch(position, len(kept))
         ended = False
         if kept is not None and position == len(kept):
-            # What was skipped after the last element has been counted, if the state is that of the end.
+            # Elements that were skipped after the last one are counted at the end. So the state of the end is told
+            # from the state after the last element, which has the same position.
             ended = position in kept.skipped and _are_equal(here, kept.end)
         if filled and kept is not None:  # a state of Grain's: `here` is not the parent's position there
             try:

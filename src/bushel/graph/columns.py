@@ -79,7 +79,7 @@ class Column(NDArrayOperatorsMixin):
 
     @functools.cached_property
     def digest(self) -> str:
-        """A digest of all values: what tells one column from another in a pipeline's identity."""
+        """A digest of all values. In the identity of a pipeline it stands for the column."""
         digest = hashlib.blake2b(digest_size=8)
         for part in self._parts:
             digest.update(f"{part.values.dtype.descr}{part.values.shape}".encode())

@@ -29,7 +29,7 @@ logger = logging.getLogger("bushel")
 
 
 class BOSHandling(enum.Enum):
-    """What packing does about tokens that begin a sequence."""
+    """Whether packing writes a token at the beginning of each sequence."""
 
     DO_NOTHING = enum.auto()
     REPLACE_FIRST_TOKEN_WITH_BOS = enum.auto()
@@ -246,7 +246,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         return min(left) == 0
 
     def _add(self, piece: _Piece, row: _Row, room: dict[str, int]) -> _Piece | None:
-        """Adds what has room, and returns what is left over."""
+        """Adds to a row as much of a piece as has room. Returns the rest of the piece, or None."""
         sizes = piece.sizes()
         taken = {name: min(size, room[name]) for name, size in sizes.items()}
         rest = None
@@ -267,6 +267,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         return rest
 
     def _report_limit(self, name: str, size: int, empty: bool) -> None:
+        """Warns once that a feature that is never cut ends rows early. Raises if it does not fit an empty row."""
         if empty:
             error = ValueError(
                 f"Meta feature {name!r} has {size} entries, its rows {self.lengths[name]}, and meta features are never "
@@ -282,6 +283,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
             )
 
     def _fill(self, rows: list[_Row]) -> Block:
+        """The rows as arrays: as columns if their sequences are of one kind, otherwise row by row."""
         kinds = {tuple(_get_kind(row[0].features[name]) for name in self.lengths) for row in rows}
         if len(kinds) == 1:
             return self._fill_columns(rows)

@@ -45,7 +45,7 @@ class Cursor(abc.ABC):
 
         The elements belong to the caller: a user's function may write into them. If an element fails, the elements
         before it are returned, and the next call raises its error. A cursor never reads more of its parents than it
-        needs for these elements; otherwise the marks of its parents would not fit to what was delivered.
+        needs for these elements; otherwise the marks of its parents would be ahead of the elements it has returned.
         """
 
     @abc.abstractmethod
@@ -238,7 +238,7 @@ class GroupCursor(Over[N]):
     """What a group is, for messages."""
 
     keeps_given_at_end: ClassVar[bool] = False
-    """Whether `given` stays at the end of the stream what it was for the last group. Grain's states differ in that."""
+    """Whether `given` keeps its value of the last group at the end of the stream. Some of Grain's states have it so."""
 
     def __init__(self, parent: Cursor, node: N, skips: Skips | None, extra: Any = None):
         super().__init__(parent, node, skips)
@@ -247,7 +247,7 @@ class GroupCursor(Over[N]):
         self.given = 0
         self.extra = extra
         self.beyond: Any = None
-        """What the subclass has read of the parent beyond the group, if anything."""
+        """The part of the parent's elements that the subclass has read beyond the group; None if there is none."""
         self.waiting: list[Any] = []
         """Whole elements that the subclass has read beyond that, if it reads many at a time."""
         self.waiting_at: list[Mark] = []

@@ -123,7 +123,7 @@ class IteratorCursor(Cursor):
             self._settled = False
             for _ in range(count):
                 try:
-                    rows += own([next(self._iterator)])  # it may keep what it gives
+                    rows += own([next(self._iterator)])  # the iterator may keep a reference to it
                 except StopIteration:
                     self._base = None  # the end may have a state of its own
                     break

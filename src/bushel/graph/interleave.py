@@ -236,11 +236,12 @@ class _InterleaveCursor(Cursor):
             if value not in (0, 1):
                 raise StateMismatch(f"A stream has ended (1) or not (0), got {value!r}.", "exhausted", place)
         length = len(self._slots)
-        if not len(numbers) == len(states) == len(ended) == length or turn >= max(1, length):
+        fits = len(numbers) == len(states) == len(ended) == length
+        if not fits or turn >= max(1, length):
             raise StateMismatch(
                 f"This state is of an interleave of {len(numbers)} streams at a time; this one has {length}. "
                 "Was it saved with another cycle_length, or by Grain with worker processes?",
-                "next_index_in_cycle" if len(numbers) == len(states) == len(ended) == length else _STATES,
+                "next_index_in_cycle" if fits else _STATES,
             )
         if following > self._node.count or any(not 0 <= number < self._node.count for number in numbers):
             raise StateMismatch(

@@ -8,7 +8,6 @@ rows the global array has). They differ where the last batch is padded.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +21,7 @@ from bushel.graph.cursors import Cursor, Mark, Same
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import InPlace, Node, Plan, Transparent, replace_parents, skip_transparent
 from bushel.graph.ordered import BatchStream
-from bushel.graph.portions import RepeatStream
+from bushel.graph.portions import RepeatStream, count_rows
 from bushel.graph.reindex import Repeat, Seed, Shuffle, WindowShuffle
 from bushel.graph.state_fields import State, read_count, read_field
 from bushel.graph.streams import Elements, OneParent, Opener, Ordered, SeedStream, StreamNode
@@ -328,21 +327,16 @@ class Measure:
     """How many rows a batch usually has; 0 where that is not known."""
 
     def __call__(self, batch: Any) -> tuple[Any, np.ndarray]:
-        size = _count_rows(batch)
+        size = count_rows(batch)
+        if size is None:
+            raise ValueError(
+                "`remainder` needs batches whose arrays all have the same number of rows, and at least one; got "
+                f"{trees.describe(batch)}. Leave `remainder` out, or give each array a first axis for the rows."
+            )
         whole = self.choice.global_size(size, self.full)
         if self.choice.remainder == "pad" and whole > size:
             batch = trees.map_leaves(lambda leaf: _pad(np.asarray(leaf), whole), batch)
         return batch, np.array((size, whole))
-
-
-def _count_rows(batch: Any) -> int:
-    sizes: Sequence[Any] = [np.shape(leaf)[:1] for leaf in trees.leaves(batch)]
-    if len(set(sizes)) != 1 or not sizes[0] or not sizes[0][0]:
-        raise ValueError(
-            "`remainder` needs batches whose arrays all have the same number of rows, and at least one; got "
-            f"{trees.describe(batch)}. Leave `remainder` out, or give each array a first axis for the rows."
-        )
-    return sizes[0][0]
 
 
 def _pad(leaf: np.ndarray, size: int) -> np.ndarray:

@@ -77,7 +77,7 @@ def take_in_order(read: Callable[[int, int], Block], low: int, high: int) -> Blo
 def raise_for_row(error: Exception, count: int, left: Iterator[Any], where: Callable[[int], str]) -> NoReturn:
     """Raises the RowFailed for an error in a loop over `count` rows, of which the iterator `left` has the rest.
 
-    How far the iterator got tells the row that failed, so that a loop pays nothing for it while all goes well.
+    The row that failed follows from how many rows the iterator has left. So the loop itself need not count rows.
     """
     if isinstance(error, RowFailed):
         raise error
@@ -188,7 +188,7 @@ class Node(abc.ABC):
     """Whether this node counts where an operation's seed is derived from its place in the pipeline."""
 
     family: ClassVar[str | None] = None
-    """What stands for the name of the class in the identity of a pipeline. The class is then one of the parameters."""
+    """The name in the identity of a pipeline, for classes that share one. The class is then one of the parameters."""
 
     @property
     @abc.abstractmethod

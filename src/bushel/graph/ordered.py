@@ -127,7 +127,7 @@ class FlatMapStream(OneParent, Ordered):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Parts(Elementwise):
-    """What each element becomes, as a list. This is the user's function, and can be computed ahead."""
+    """The list of parts of each element. It calls the user's function, as a step of a program: workers can do it."""
 
     kind = FLAT_MAP_ALL
 

@@ -54,7 +54,7 @@ class Pack(OneParent, Ordered):
             )
 
     def open(self, opener: Opener) -> Cursor:
-        # Tokens are copied into rows. What is kept in lists goes on as it is.
+        # Tokens are copied into rows. Entries that are kept in lists are handed on without a copy.
         copied = not Features(self).loose
         return _PackCursor(opener.open(self.parent, copied=copied), self, opener.skips)
 
@@ -116,7 +116,7 @@ def check_lengths(struct: Any) -> dict[str, Any]:
 
 
 def leaves_up_to(struct: Any, element: Any) -> list[Any]:
-    """What an element has where `struct` has leaves."""
+    """The entries of an element at the places where `struct` has leaves."""
     if isinstance(struct, Mapping):
         return [leaf for key, value in struct.items() for leaf in leaves_up_to(value, element[key])]
     if isinstance(struct, (list, tuple)):

@@ -51,7 +51,7 @@ class Part(abc.ABC):
 
 
 def begin(folder: Folder, key: str) -> Part:
-    """A part that becomes the cache `key` in a folder. What killed processes have left there is removed."""
+    """A part that becomes the cache `key` in a folder. Removes the parts that killed processes have left there."""
     if not folder.on_disk:
         _remove_old(folder, key)
         return _PartObjects(folder, key)
@@ -132,7 +132,7 @@ def _remove_if_forgotten(folder: Path) -> None:
         lock = None
     try:
         if lock is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises an OSError where somebody holds it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises an OSError if a process holds it
         # Some network file systems keep locks on one machine alone: the lock of another machine's process looks free.
         own = lock is not None and folder.name.startswith(f"{_PREFIX}{socket.gethostname()}-")
         if own or time.time() - _last_change(folder) > _FORGOTTEN_S:

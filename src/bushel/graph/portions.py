@@ -196,13 +196,19 @@ class _RebatchCursor(GroupCursor[Rebatch]):
 
     def read_group(self) -> Block | None:
         rows = blocks.rows_of(self.read_parent(1))
-        return Columns(rows[0], self._size_of(rows[0])) if rows else None
+        return Columns(rows[0], self._count_rows(rows[0])) if rows else None
 
-    def _size_of(self, batch: Any) -> int:
-        sizes = {np.shape(leaf)[:1] for leaf in trees.leaves(batch)}
-        if len(sizes) == 1 and (size := sizes.pop()) and size[0]:
-            return size[0]
+    def _count_rows(self, batch: Any) -> int:
+        count = count_rows(batch)
+        if count is not None:
+            return count
         error = ValueError(
             f"rebatch needs trees of arrays that share a first axis, not an empty one; got {trees.describe(batch)}."
         )
         raise RowFailed(0, locate_error(error, f"bushel: {self.node.describe()} failed."))
+
+
+def count_rows(batch: Any) -> int | None:
+    """How many rows a batch has; None if its arrays do not share a first axis, or have no rows."""
+    sizes = {np.shape(leaf)[:1] for leaf in trees.leaves(batch)}
+    return sizes.pop()[0] or None if len(sizes) == 1 and () not in sizes else None

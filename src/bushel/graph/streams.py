@@ -251,7 +251,7 @@ _NONE_CHOSEN = DatasetOptions()
 
 
 def options_of(node: StreamNode) -> DatasetOptions:
-    """The options of a whole pipeline: what was chosen last holds, and in an earlier part before a later one."""
+    """The options of a whole pipeline. Of two `WithOptions` the later one holds; of two parts, the first."""
     options = node.options if type(node) is WithOptions else _NONE_CHOSEN
     for parent in node.parents if type(node) is not Elements else ():  # nothing before a stream has any
         if isinstance(parent, StreamNode):
