@@ -27,6 +27,19 @@ class OneBuffer:
         return {"mask": MASK, "tokens": self.buffer[:] if self.views else self.buffer}
 
 
+class OneBlock(OneBuffer):
+    """Reads many records at once, always into the same buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = np.zeros((8, 4), np.int32)
+
+    def __getitems__(self, indices: Any) -> list[dict[str, Any]]:
+        block = self.block[: len(indices)]
+        block[:] = np.asarray(indices)[:, None]
+        return [{"mask": MASK, "tokens": row} for row in block]
+
+
 class Constant(OneBuffer):
     """Each record has an array of its own, and one that all records share."""
 
@@ -62,6 +75,17 @@ def test_no_record_is_lost_where_one_source_is_read_by_several_plans():
     ds = bushel.MapDataset.source(OneBuffer())
     one, other = ds[:7].zip(ds[1:]).batch(1)[0]
     assert (one["tokens"][0, 0], other["tokens"][0, 0]) == (0, 1)
+
+
+def test_no_record_is_lost_where_a_source_reads_every_block_into_one_buffer():
+    ds = bushel.MapDataset.source(OneBlock())
+    mixed = bushel.MapDataset.mix([ds[:4], ds[4:]]).batch(4)
+    assert [batch["tokens"][:, 0].tolist() for batch in mixed] == [[0, 4, 1, 5], [2, 6, 3, 7]]
+    stream = bushel.MapDataset.source(OneBlock()).map(lambda x: {"tokens": x["tokens"]}).to_iter_dataset()
+    packed = bushel.experimental.FirstFitPackIterDataset(
+        stream, length_struct={"tokens": 8}, num_packing_bins=2, shuffle_bins=False
+    )
+    assert np.array_equal(np.concatenate([row["tokens"] for row in packed]), EXPECTED.ravel())
 
 
 def test_no_record_is_lost_after_one_that_is_read_twice():

@@ -33,6 +33,10 @@ def name_source(source: Any) -> str:
     return text if len(text) <= 120 and "\n" not in text else kind.__name__
 
 
+_FIRST_READ = "_first_read"
+"""Where a `Source` keeps the first record of its first block, until the second block is read."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source(Leaf):
     """Records of anything with a length and `source[i]`, read many at a time where the source can."""
@@ -40,7 +44,8 @@ class Source(Leaf):
     source: Any
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "source": pack_array(self.source) if isinstance(self.source, np.ndarray) else self.source}
+        state = {name: value for name, value in vars(self).items() if name != _FIRST_READ}
+        return {**state, "source": pack_array(self.source) if isinstance(self.source, np.ndarray) else self.source}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, source=unpack_array(state["source"]))
@@ -64,6 +69,26 @@ class Source(Leaf):
             shared = _find_shared_arrays(rows[0], rows[1])
             known["_keeps_apart"] = not shared or self._keeps_values(shared, positions)
         return known.get("_keeps_apart", False)
+
+    def keeps_blocks(self, first: Any, position: int) -> bool:
+        """Whether the source keeps records as they are when it reads the next block; False while that is not known.
+
+        A source may read every block into the same buffer. Whether it does is found out once, with the first records of
+        two blocks.
+
+        Args:
+          first: the first record of a block that was just read.
+          position: its position.
+        """
+        known = vars(self)
+        if "_keeps_blocks" not in known:
+            before, record, values = known.setdefault(_FIRST_READ, (position, first, copy_value(first)))
+            if before != position:
+                old, new = trees.leaves(values), trees.leaves(record)
+                shared = _find_shared_arrays(record, first)
+                known["_keeps_blocks"] = all(old[number].tobytes() == new[number].tobytes() for number in shared)
+                known.pop(_FIRST_READ, None)
+        return known.get("_keeps_blocks", False)
 
     def _keeps_values(self, leaves: list[int], positions: list[int]) -> bool:
         """Whether these leaves of a record, which the next one shares, keep their values when the next one is read."""
@@ -212,9 +237,11 @@ class _ManyReads(Plan):
                 "`__getitems__` must return one record per index."
             )
             raise RowFailed(0, wrong)
-        if self.node.gives_new:
+        if self.node.gives_new or not len(block):
             return block
-        return own_block(block) if private or isinstance(block, Columns) else block
+        if not private and type(block) is list and self.node.keeps_blocks(block[0], int(positions[0])):
+            return block
+        return own_block(block)
 
     def _raise_for_single_record(self, positions: list[int]) -> None:
         """Raises for the first record that cannot be read alone either, after a failure of several."""
