@@ -27,6 +27,20 @@ class OneBuffer:
         return {"mask": MASK, "tokens": self.buffer[:] if self.views else self.buffer}
 
 
+class OneDict:
+    """Returns the same dict for all records, with other entries."""
+
+    def __init__(self) -> None:
+        self.record: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        self.record.update({"index": index, f"entry {index}": index})
+        return self.record
+
+
 class OneBlock(OneBuffer):
     """Reads many records at once, always into the same buffer."""
 
@@ -75,6 +89,13 @@ def test_no_record_is_lost_where_one_source_is_read_by_several_plans():
     ds = bushel.MapDataset.source(OneBuffer())
     one, other = ds[:7].zip(ds[1:]).batch(1)[0]
     assert (one["tokens"][0, 0], other["tokens"][0, 0]) == (0, 1)
+
+
+def test_no_record_is_lost_where_all_are_one_dict():
+    ds = bushel.MapDataset.source(OneDict())
+    assert [len(row) for row in ds.batch(8, batch_fn=list)[0]] == list(range(2, 10))
+    batch = bushel.MapDataset.source(OneDict()).map(lambda x: {"index": x["index"]}).batch(8)[0]
+    assert batch["index"].tolist() == list(range(8))
 
 
 def test_no_record_is_lost_where_a_source_reads_every_block_into_one_buffer():

@@ -12,7 +12,7 @@ import numpy as np
 from bushel.base import trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, locate_error
-from bushel.base.ownership import copy_value, own, own_block
+from bushel.base.ownership import IMMUTABLE, copy_value, own, own_block
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import show_value
 from bushel.graph.node import InPlace, Leaf, Origin, Plan, PlanMany, raise_for_row
@@ -34,7 +34,7 @@ def name_source(source: Any) -> str:
 
 
 _FIRST_READ = "_first_read"
-"""Where a `Source` keeps the first record of its first block, until the second block is read."""
+"""Where a `Source` keeps a record and a copy of it, until `compare_reads` has another one to compare with."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,44 +58,33 @@ class Source(Leaf):
         """Whether the source makes a new object for each read."""
         return gives_new_records(self.source)
 
-    def keeps_apart(self, rows: list[Any], positions: list[int]) -> bool:
-        """Whether the source keeps a record as it is when it reads the next one; False while that is not known.
+    @property
+    def keeps_records(self) -> bool | None:
+        """Whether a record stays as it is when the source reads the next one; None while that is not known.
 
-        A source may use one buffer for all its records, so that each read overwrites the record before. Whether it
-        does is found out once, with the first two different records that were read one after the other.
+        A source may use one buffer for all its records, so that each read overwrites the record before.
         """
-        known = vars(self)
-        if "_keeps_apart" not in known and len(rows) > 1 and positions[0] != positions[1]:
-            shared = _find_shared_arrays(rows[0], rows[1])
-            known["_keeps_apart"] = not shared or self._keeps_values(shared, positions)
-        return known.get("_keeps_apart", False)
+        return True if self.gives_new or type(self.source) is list else vars(self).get("_keeps_records")
 
-    def keeps_blocks(self, first: Any, position: int) -> bool:
-        """Whether the source keeps records as they are when it reads the next block; False while that is not known.
-
-        A source may read every block into the same buffer. Whether it does is found out once, with the first records of
-        two blocks.
+    def compare_reads(self, record: Any, position: int) -> None:
+        """Finds out whether the source keeps records, from the first two that it is called with.
 
         Args:
-          first: the first record of a block that was just read.
-          position: its position.
+          record: as the source has just returned it.
+          position: where the source has it.
         """
         known = vars(self)
-        if "_keeps_blocks" not in known:
-            before, record, values = known.setdefault(_FIRST_READ, (position, first, copy_value(first)))
-            if before != position:
-                old, new = trees.leaves(values), trees.leaves(record)
-                shared = _find_shared_arrays(record, first)
-                known["_keeps_blocks"] = all(old[number].tobytes() == new[number].tobytes() for number in shared)
-                known.pop(_FIRST_READ, None)
-        return known.get("_keeps_blocks", False)
-
-    def _keeps_values(self, leaves: list[int], positions: list[int]) -> bool:
-        """Whether these leaves of a record, which the next one shares, keep their values when the next one is read."""
-        first = trees.leaves(self.source[positions[0]])
-        before = [first[number].tobytes() for number in leaves]
-        self.source[positions[1]]
-        return before == [first[number].tobytes() for number in leaves]
+        before, first, values = known.setdefault(_FIRST_READ, (position, record, copy_value(record)))
+        if before != position:
+            one_object = first is record and type(record) not in IMMUTABLE
+            old, new = trees.leaves(values), trees.leaves(first)
+            shared = _find_shared_arrays(first, record)
+            known["_keeps_records"] = (
+                not one_object
+                and len(old) == len(new)
+                and all(np.asarray(old[number]).tobytes() == new[number].tobytes() for number in shared)
+            )
+            known.pop(_FIRST_READ, None)
 
     def plan(self, indices: np.ndarray) -> Plan:
         positions = words.narrowed(indices % self.length)
@@ -112,11 +101,10 @@ class Source(Leaf):
             return lambda which, indices: _ArraysRead(arrays, which, indices % lengths[which])
         if any(get_batch_reader(node.source) is not None for node in nodes):
             return None
-        # Of other sources each may use one buffer for all its records. A list holds its records.
-        keep_apart = all(node.gives_new or type(node.source) is list for node in nodes)
+        keep_records = all(node.keeps_records for node in nodes)
 
         def plan(which: np.ndarray, indices: np.ndarray) -> Plan:
-            return _SingleReadsOfMany(nodes, which.tolist(), (indices % lengths[which]).tolist(), keep_apart)
+            return _SingleReadsOfMany(nodes, which.tolist(), (indices % lengths[which]).tolist(), keep_records)
 
         return plan
 
@@ -166,19 +154,21 @@ class _SingleReads(Plan):
         source, positions = self.node.source, self.positions[low:high]
         left = iter(positions)
         try:
-            if not private or self.node.gives_new:
-                rows = [source[position] for position in left]
-                if self.node.gives_new or type(source) is list or self.node.keeps_apart(rows, positions):
-                    return rows
-                if len(rows) == 1:
-                    return own(rows)
-                left = iter(positions)
+            if self.node.gives_new or (not private and self.node.keeps_records):
+                return [source[position] for position in left]
             if type(source) is list:  # it holds its records, so there is no need to count who does
                 return [copy_value(source[position]) for position in left]
+            if not private and self.node.keeps_records is None:
+                return [self._read_and_compare(position) for position in left]
             # Record by record, since a source may use one buffer for all of them.
             return [own([source[position]])[0] for position in left]
         except Exception as error:
             raise_for_row(error, len(positions), left, lambda row: self.node.describe_read_failure([positions[row]]))
+
+    def _read_and_compare(self, position: int) -> Any:
+        record = self.node.source[position]
+        self.node.compare_reads(record, position)
+        return copy_value(record)
 
 
 @dataclasses.dataclass(slots=True)
@@ -188,8 +178,8 @@ class _SingleReadsOfMany(Plan):
     nodes: Sequence[Source]
     which: list[int]
     positions: list[int]
-    keep_apart: bool
-    """Whether records that were read one after the other are all there."""
+    keep_records: bool
+    """Whether it is known of all sources that they keep records: see `Source.keeps_records`."""
 
     def read(self, low: int, high: int, private: bool) -> Block:
         sources = [self.nodes[number].source for number in self.which[low:high]]
@@ -200,7 +190,7 @@ class _SingleReadsOfMany(Plan):
             return self.nodes[self.which[low + row]].describe_read_failure([self.positions[low + row]])
 
         try:
-            if not private and self.keep_apart:
+            if not private and self.keep_records:
                 return [source[position] for source, position in left]
             # Record by record, since a source may use one buffer for all of them.
             return [own([source[position]])[0] for source, position in left]
@@ -239,9 +229,11 @@ class _ManyReads(Plan):
             raise RowFailed(0, wrong)
         if self.node.gives_new or not len(block):
             return block
-        if not private and type(block) is list and self.node.keeps_blocks(block[0], int(positions[0])):
-            return block
-        return own_block(block)
+        if private or isinstance(block, Columns):
+            return own_block(block)
+        if self.node.keeps_records is None:
+            self.node.compare_reads(block[0], int(positions[0]))
+        return block if self.node.keeps_records else own_block(block)
 
     def _raise_for_single_record(self, positions: list[int]) -> None:
         """Raises for the first record that cannot be read alone either, after a failure of several."""
