@@ -239,8 +239,8 @@ class _PackCursor(GroupCursor[Pack]):
             if placed < len(elements):
                 elements = elements[placed:]
                 break
-            for all_of_it, some in zip(sequences + lengths + loose, taken + sizes + others):
-                all_of_it += some
+            for column, more in zip(sequences + lengths + loose, taken + sizes + others):
+                column += more
             elements = []
         self.beyond = before, elements
         if self.behind and self.given >= bins.used:
@@ -267,6 +267,7 @@ class _PackCursor(GroupCursor[Pack]):
     def _fill(
         self, bins: Bins, sequences: list[list[np.ndarray]], lengths: list[list[int]], loose: list[list[Any]]
     ) -> Block:
+        """The rows of a group, in the order in which they are handed out."""
         node, features, placed = self.node, self.features, bins.placement()
         rows, order = placed.rows, None
         if node.shuffle_bins:
