@@ -27,6 +27,33 @@ class OneBuffer:
         return {"mask": MASK, "tokens": self.buffer[:] if self.views else self.buffer}
 
 
+class OneDict:
+    """Returns the same dict for all records, with other entries."""
+
+    def __init__(self) -> None:
+        self.record: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        self.record.update({"index": index, f"entry {index}": index})
+        return self.record
+
+
+class OneBlock(OneBuffer):
+    """Reads many records at once, always into the same buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = np.zeros((8, 4), np.int32)
+
+    def __getitems__(self, indices: Any) -> list[dict[str, Any]]:
+        block = self.block[: len(indices)]
+        block[:] = np.asarray(indices)[:, None]
+        return [{"mask": MASK, "tokens": row} for row in block]
+
+
 class Constant(OneBuffer):
     """Each record has an array of its own, and one that all records share."""
 
@@ -48,6 +75,43 @@ def test_no_record_is_lost(views):
     assert np.array_equal(packed[0]["tokens"], EXPECTED.ravel())
     batches = [batch["tokens"] for batch in ds.to_iter_dataset(bushel.ReadOptions(0, 0)).batch(4)]
     assert np.array_equal(np.concatenate(batches), EXPECTED)
+
+
+def test_no_record_is_lost_in_a_mixture_of_many_sources():
+    ds = bushel.MapDataset.mix([bushel.MapDataset.source(OneBuffer()) for _ in range(20)])
+    assert ds.batch(160)[0]["tokens"][:, 0].tolist() == [index for index in range(8) for _ in range(20)]
+
+
+def test_no_record_is_lost_where_one_source_is_read_by_several_plans():
+    ds = bushel.MapDataset.source(OneBuffer())
+    mixed = bushel.MapDataset.mix([ds[:4], ds[4:]]).batch(2)
+    assert [batch["tokens"][:, 0].tolist() for batch in mixed] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    ds = bushel.MapDataset.source(OneBuffer())
+    one, other = ds[:7].zip(ds[1:]).batch(1)[0]
+    assert (one["tokens"][0, 0], other["tokens"][0, 0]) == (0, 1)
+
+
+def test_no_record_is_lost_where_all_are_one_dict():
+    ds = bushel.MapDataset.source(OneDict())
+    assert [len(row) for row in ds.batch(8, batch_fn=list)[0]] == list(range(2, 10))
+    batch = bushel.MapDataset.source(OneDict()).map(lambda x: {"index": x["index"]}).batch(8)[0]
+    assert batch["index"].tolist() == list(range(8))
+
+
+def test_no_record_is_lost_where_a_source_reads_every_block_into_one_buffer():
+    ds = bushel.MapDataset.source(OneBlock())
+    mixed = bushel.MapDataset.mix([ds[:4], ds[4:]]).batch(4)
+    assert [batch["tokens"][:, 0].tolist() for batch in mixed] == [[0, 4, 1, 5], [2, 6, 3, 7]]
+    stream = bushel.MapDataset.source(OneBlock()).map(lambda x: {"tokens": x["tokens"]}).to_iter_dataset()
+    packed = bushel.experimental.FirstFitPackIterDataset(
+        stream, length_struct={"tokens": 8}, num_packing_bins=2, shuffle_bins=False
+    )
+    assert np.array_equal(np.concatenate([row["tokens"] for row in packed]), EXPECTED.ravel())
+
+
+def test_no_record_is_lost_after_one_that_is_read_twice():
+    ds = bushel.MapDataset.source(OneBuffer()).slice([5, 5, 6])
+    assert ds.batch(3)[0]["tokens"][:, 0].tolist() == [5, 5, 6]
 
 
 def test_records_that_share_a_constant_are_not_read_again():

@@ -47,17 +47,14 @@ class Dedupe(OneParent, Ordered):
     def open(self, opener: Opener) -> Cursor:
         return DedupeCursor(opener.open(self.parent), self, opener.skips)
 
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
-
     def call(self) -> str:
         return f"dedupe({self.key!r})"
 
 
-class DedupeCursor(Over):
+class DedupeCursor(Over[Dedupe]):
     def __init__(self, parent: Cursor, node: Dedupe, skips: Skips | None):
-        super().__init__(parent)
-        self.node, self.skips, self.last = node, skips, None
+        super().__init__(parent, node, skips)
+        self.last: Any = None
 
     def pull(self, count: int) -> Block:
         return make_rows(self, count, self.next_row, self.skips)

@@ -18,7 +18,7 @@ from bushel.base.errors import RowFailed
 from bushel.base.ownership import copy_value, own_block
 from bushel.graph import operation
 from bushel.graph.fused_steps import compile_steps, find_failed_step
-from bushel.graph.joined_operations import JoinedOperations
+from bushel.graph.many_plans import JoinedOperations
 from bushel.graph.node import (
     Computed,
     InTwoSteps,
@@ -222,6 +222,8 @@ class FlatMap(WithTransform):
     drops = True
     splits = True
 
+    no_spec = "The shapes after flat_map are not known without running it."
+
     def __post_init__(self) -> None:
         checks.positive(self.transform.max_fan_out, f"max_fan_out of {transforms.short_name(self.transform)}")
 
@@ -240,22 +242,22 @@ class FlatMap(WithTransform):
     def made_of(self, indices: np.ndarray) -> MadeOf:
         return made_of_one_each(words.split(indices, self.transform.max_fan_out)[0])
 
-    def element_spec(self) -> Any:
-        raise NotImplementedError("The shapes after flat_map are not known without running it.")
-
 
 @dataclasses.dataclass(slots=True)
 class _FlatMapped(Plan):
+    """Parts of elements. Each element of the parent is split once, also where several rows are its parts."""
+
     node: FlatMap
     elements: np.ndarray
     parent_rows: list[int]
     splits: list[int]
     parent: Plan
     last: tuple[int, Sequence[Any] | None] = (-1, None)
+    """The last row of the parent that was split, and its parts: the next read may need them, too."""
 
     def read(self, low: int, high: int, private: bool) -> Block:
         first, end = self.parent_rows[low], self.parent_rows[high - 1] + 1
-        row, parts = self.last  # of the read before: a consumer that reads one by one splits each element once
+        row, parts = self.last
         known = {first: parts} if row == first else {}
         fresh = first + len(known)
         try:

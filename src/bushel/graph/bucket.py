@@ -46,6 +46,8 @@ class Bucket(Batches):
     lengths: Callable[[int], np.ndarray]
     """For each epoch, the lengths of its elements."""
 
+    no_spec = "Batches of several buckets have several shapes: each its own boundary."
+
     def find_length(self) -> int:
         return len(self._batches[0])
 
@@ -106,9 +108,6 @@ class Bucket(Batches):
     def batch_function(self) -> BatchFn | None:
         return self.options.batch_fn
 
-    def element_spec(self) -> Any:
-        raise NotImplementedError("Batches of several buckets have several shapes: each its own boundary.")
-
     def parameters(self) -> dict[str, Any]:
         return {**vars(self.options), "lengths": self.digest}
 
@@ -118,28 +117,20 @@ class Bucket(Batches):
 
 def put_into_buckets(node: MapNode, column: Column, options: BucketOptions) -> Bucket:
     """Batches of the elements of a node by their lengths, which are the values of `column`."""
-    buckets = _BucketsOf(node, column, options.boundaries)
-    counts = np.bincount(buckets(0), minlength=len(options.boundaries)).tolist()
-    orders = EpochTables(buckets.order, one_for_all=node.epochs is Epochs.SAME)
-    return Bucket(node, options, column.digest, tuple(counts), orders, buckets.lengths)
+    # Tables of later epochs, too, are made from the node that the column was computed on: the pipeline's may be a copy.
+    lengths = functools.partial(column.of_epoch, node)
+    find_buckets = functools.partial(_find_buckets, lengths, options.boundaries)
+    counts = np.bincount(find_buckets(0), minlength=len(options.boundaries)).tolist()
+    orders = EpochTables(functools.partial(_sort_by_bucket, find_buckets), one_for_all=node.epochs is Epochs.SAME)
+    return Bucket(node, options, column.digest, tuple(counts), orders, lengths)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _BucketsOf:
-    """The buckets of an epoch, from the nodes that the column was computed on: the pipeline's may be copies."""
+def _find_buckets(lengths: Callable[[int], np.ndarray], boundaries: tuple[int, ...], epoch: int) -> np.ndarray:
+    return np.searchsorted(boundaries, lengths(epoch))
 
-    parent: MapNode
-    column: Column
-    boundaries: tuple[int, ...]
 
-    def __call__(self, epoch: int) -> np.ndarray:
-        return np.searchsorted(self.boundaries, self.lengths(epoch))
-
-    def lengths(self, epoch: int) -> np.ndarray:
-        return self.column.of_epoch(self.parent, epoch)
-
-    def order(self, epoch: int) -> np.ndarray:
-        return np.argsort(self(epoch), kind="stable")
+def _sort_by_bucket(find_buckets: Callable[[int], np.ndarray], epoch: int) -> np.ndarray:
+    return np.argsort(find_buckets(epoch), kind="stable")
 
 
 def _stack(rows: list[Any], length: int, padding: Any) -> Any:

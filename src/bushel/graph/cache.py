@@ -22,7 +22,7 @@ from bushel.graph.streams import OneParent, Opener, Ordered
 class Cache(OneParent, Ordered):
     """The parent's elements, which are kept once they were read to the end.
 
-    `key` tells under which name they are kept: the identity of the pipeline at the time an iterator is made.
+    `key` returns the name under which they are kept: the identity of the pipeline when an iterator is made.
     """
 
     store: Store = dataclasses.field(metadata={"identity": False})
@@ -37,12 +37,11 @@ class Cache(OneParent, Ordered):
         return "cache()"
 
 
-class _CacheCursor(Over):
+class _CacheCursor(Over[Cache]):
     """Its state holds the parent's, whether the parent was read or not: it restores with and without the cache."""
 
     def __init__(self, parent: Cursor, node: Cache, skips: Skips | None):
-        super().__init__(parent)
-        self.skips = skips
+        super().__init__(parent, node, skips)
         self.store, self.name = node.store, node.key()
         self.start = self.here = parent.get_state()
         self.position = 0
@@ -61,13 +60,12 @@ class _CacheCursor(Over):
     def pull(self, count: int) -> Block:
         if self.kept is not None:
             try:
-                return self._from_kept(self.kept, count)
+                return self._read_kept(self.kept, count)
             except DamagedFile as error:
                 self._forget(self.kept, error)
-                self.parent.set_state(self.here)  # goes on without the cache, from the same place
+                self.parent.set_state(self.here)  # reads the parent instead, from the same position
         if self.behind:
-            with collect_skips(self.skips):
-                self._catch_up()
+            self._catch_up()
         rows: list[Any] = []
         if self.position == 0 and self.here == self.start and self.recording is None:
             self.recording = self.store.record(self.name, self.start)
@@ -75,15 +73,15 @@ class _CacheCursor(Over):
             rows += self._read(count - len(rows))
         return rows
 
-    def _from_kept(self, kept: Kept, count: int) -> Block:
+    def _read_kept(self, kept: Kept, count: int) -> Block:
         if self.position > len(kept):
-            raise self._beyond(self.position, len(kept))
+            raise self._describe_mismatch(self.position, len(kept))
         if self.ended:
             return []
         last = min(len(kept), self.position + count)
         rows = [kept.element(number) for number in range(self.position, last)]
         here = kept.state(last) if rows else kept.end
-        # As when the stream was read: an element counts with the row that comes after it, or at the end.
+        # A skipped element counts with the row after it, or at the end, as it did when the stream was read.
         places = range(self.position, last) if rows else [last]
         for place in places if kept.skipped else ():
             count_collected(self.skips, kept.skipped.get(place, []))
@@ -91,13 +89,13 @@ class _CacheCursor(Over):
         return rows
 
     def _forget(self, kept: Kept, error: DamagedFile) -> None:
-        """Makes nothing of what is kept any more: it is damaged, and is recorded again by the next whole pass."""
+        """Stops using the kept elements, which are damaged. The next whole pass records them again."""
         warnings.warn(f"A cache is damaged. Its elements are computed, and kept, again: {error}", stacklevel=2)
         self.store.forget(self.name, kept)
         self.kept = None
 
     def _read(self, count: int) -> list[Any]:
-        """Some elements of the parent. While they are recorded, one at a time: each has a state of its own."""
+        """Reads up to `count` elements of the parent; only one while they are recorded, since each needs its state."""
         skipped: list[SkipNote] = []
         if self.recording is None:
             rows = blocks.rows_of(self.parent.pull(count))
@@ -114,20 +112,22 @@ class _CacheCursor(Over):
                 else:
                     self.recording.finish(self.here, skipped)
                     self.recording = None
-            except OSError as error:  # the disk is full: the elements themselves are good
+            except OSError as error:  # such as a full disk: the elements themselves are good
                 self.abandon()
                 warnings.warn(f"This pass is not cached: {error}", stacklevel=2)
         return rows
 
     def _catch_up(self) -> None:
+        """Reads from the start up to the position. The skipped elements on the way were counted before."""
         self.parent.set_state(self.start)
         position, self.position, self.behind = self.position, 0, False
         self.recording = self.store.record(self.name, self.start)
-        while self.position < position:
-            if not self._read(1):
-                raise self._beyond(position, self.position)
+        with collect_skips(self.skips):
+            while self.position < position:
+                if not self._read(1):
+                    raise self._describe_mismatch(position, self.position)
 
-    def _beyond(self, position: int, length: int) -> StateMismatch:
+    def _describe_mismatch(self, position: int, length: int) -> StateMismatch:
         return StateMismatch(
             f"This state is after element {position} of a stream that has {length}. Was it saved with other data?",
             "position",
@@ -146,7 +146,7 @@ class _CacheCursor(Over):
         if self.recording is not recording:
             self.abandon()  # begun or finished since: the rest of this pass is not recorded
         elif recording is not None:
-            recording.back_to(position)
+            recording.shorten_to(position)
         if kept is None:
             self.parent.set_state(self.start if behind else here)
         self.position, self.here, self.kept, self.behind, self.ended = position, here, kept, behind, ended
@@ -161,11 +161,12 @@ class _CacheCursor(Over):
         self.parent_mark_of(state)  # checks it
         kept = self._find_kept()
         if kept is not None and position > len(kept):
-            raise self._beyond(position, len(kept))
+            raise self._describe_mismatch(position, len(kept))
         ended = False
         if kept is not None and position == len(kept):
-            # What was skipped after the last element has been counted, if the state is that of the end.
-            ended = position in kept.skipped and _same(here, kept.end)
+            # Elements that were skipped after the last one are counted at the end. So the state of the end is told
+            # from the state after the last element, which has the same position.
+            ended = position in kept.skipped and _are_equal(here, kept.end)
         if filled and kept is not None:  # a state of Grain's: `here` is not the parent's position there
             try:
                 here = kept.state(min(position, len(kept)))
@@ -179,8 +180,7 @@ class _CacheCursor(Over):
             return
         super().catch_up()
         if self.behind:
-            with collect_skips(self.skips):
-                self._catch_up()
+            self._catch_up()
 
     def start_prefetch(self) -> None:
         if self.kept is None:
@@ -191,6 +191,6 @@ class _CacheCursor(Over):
         super().close()
 
 
-def _same(one: State, other: State) -> bool:
+def _are_equal(one: State, other: State) -> bool:
     """Whether two states are the same, also where one of them came from a file."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

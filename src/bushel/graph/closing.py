@@ -37,7 +37,7 @@ class InUse:
         self._held = [iterator]  # taken out by the thread that closes it: only one `pop` succeeds
         self.users = 0
         self.is_closed = False
-        """Whether somebody has asked for it: the iterator is closed, or will be when its user is done."""
+        """Whether `close` was called: the iterator is closed, or will be when its user is done."""
 
     def hold(self, iterator: Any) -> None:
         """Holds another iterator from now on. Only for the thread that uses it."""
@@ -56,7 +56,9 @@ class InUse:
 
     def close(self) -> None:
         """Closes the iterator, now or when its user is done. Calling it again does nothing."""
-        self.is_closed = True  # before the look at users: a new user sees it, or is seen here
+        # This comes before the look at `users`. A thread that begins to use the iterator meanwhile either sees
+        # `is_closed`, or is counted in `users`.
+        self.is_closed = True
         iterator = None
         if not self.users:
             with contextlib.suppress(IndexError):

@@ -1,7 +1,7 @@
 """Columns: one small value per record, which follows the record through the pipeline. bushel/columns.py computes them.
 
-A column belongs to the elements of nodes that are the same in every epoch. Through shuffles, slices, mixtures and maps
-it is followed by index arithmetic, in whatever epoch.
+A column belongs to the elements of nodes that are the same in every epoch. Index arithmetic finds the value of an
+element after shuffles, slices, mixtures and maps, in any epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bushel.base.contents import remove_padding
 from bushel.base.errors import RowFailed, locate_error
 from bushel.graph.apply import Map
 from bushel.graph.custom import CustomMap
-from bushel.graph.node import Epochs, MapNode, OneParentMap, Plan, describe_failure
+from bushel.graph.node import Epochs, MapNode, Plan, Transparent, describe_failure
 from bushel.graph.reindex import Repeat, Seed
 from bushel.index import words
 from bushel.sources import memory_sources
@@ -38,10 +38,10 @@ class Part:
     values: np.ndarray
 
     def __reduce__(self) -> Any:
-        return _part, (self.node, memory_sources.pack_array(self.values))
+        return _unpickle_part, (self.node, memory_sources.pack_array(self.values))
 
 
-def _part(node: MapNode, values: Any) -> Part:
+def _unpickle_part(node: MapNode, values: Any) -> Part:
     return Part(node, np.asarray(memory_sources.unpack_array(values)))
 
 
@@ -79,13 +79,13 @@ class Column(NDArrayOperatorsMixin):
 
     @functools.cached_property
     def digest(self) -> str:
-        """A digest of all values: what tells one column from another in a pipeline's identity."""
-        found = hashlib.blake2b(digest_size=8)
+        """A digest of all values. In the identity of a pipeline it stands for the column."""
+        digest = hashlib.blake2b(digest_size=8)
         for part in self._parts:
-            found.update(f"{part.values.dtype.descr}{part.values.shape}".encode())
+            digest.update(f"{part.values.dtype.descr}{part.values.shape}".encode())
             for _, values in remove_padding(part.values):
-                found.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data if values.size else b"")
-        return found.hexdigest()
+                digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data if values.size else b"")
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         return sum(len(part.values) for part in self._parts)
@@ -162,19 +162,13 @@ class Column(NDArrayOperatorsMixin):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NoneMissing(OneParentMap):
+class NoneMissing(Transparent):
     """The parent's elements. A missing one is an error, since a column could hold no value in its place."""
 
-    transparent = True
-    takes_a_place = False
-    one_to_one = True
     moves = True
 
     def plan(self, indices: np.ndarray) -> Plan:
         return _NoneMissing(self, indices, self.parent.plan(indices))
-
-    def call(self) -> str:
-        return self.parent.call()
 
 
 @dataclasses.dataclass(slots=True)
@@ -216,7 +210,7 @@ def find_records(node: MapNode) -> list[tuple[MapNode, MapNode]]:
         pairs = find_records(node.parent)
         return [(record, dataclasses.replace(node, parent=mapped)) for record, mapped in pairs]
     if not node.moves:
-        raise ValueError(_why_not(node))
+        raise ValueError(_explain_refusal(node))
     by_record: dict[int, tuple[MapNode, MapNode]] = {}
     for record, mapped in (pair for parent in node.parents for pair in find_records(parent)):
         known = by_record.setdefault(id(record), (record, mapped))[1]
@@ -238,7 +232,7 @@ def _maps_between(record: MapNode, mapped: MapNode) -> list[Any]:
     return functions
 
 
-def _why_not(node: MapNode) -> str:
+def _explain_refusal(node: MapNode) -> str:
     if isinstance(node, CustomMap):
         return (
             f"{node.call()} is a dataset of your own, which may give other elements in every epoch. "

@@ -5,11 +5,9 @@ An element with several features is cut in all of them where the first one is fu
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import enum
 import functools
-import itertools
 import logging
 from collections.abc import Mapping
 from operator import countOf
@@ -21,17 +19,17 @@ from bushel.base import blocks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, locate_error
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows
-from bushel.graph.pack_stream import as_sequence, checked_lengths, fill_rows
+from bushel.graph.pack_stream import as_sequence, check_lengths, fill_rows
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, check_type, read_count, read_field
 from bushel.graph.streams import OneParent, Opener, Ordered
-from bushel.index.packing import Layout, concat_split, layout
+from bushel.index.packing import Layout, Pieces, concat_split, layout
 
 logger = logging.getLogger("bushel")
 
 
 class BOSHandling(enum.Enum):
-    """What packing does about tokens that begin a sequence."""
+    """Whether packing writes a token at the beginning of each sequence."""
 
     DO_NOTHING = enum.auto()
     REPLACE_FIRST_TOKEN_WITH_BOS = enum.auto()
@@ -48,8 +46,10 @@ class ConcatThenSplit(OneParent, Ordered):
     bos_features: tuple[str, ...] = ()
     bos_token_id: int | None = None
 
+    no_spec = "The shapes of packed elements are not known without reading one."
+
     def __post_init__(self) -> None:
-        for name, length in checked_lengths(self.length_struct).items():
+        for name, length in check_lengths(self.length_struct).items():
             if trees.children(length) is not None:
                 raise ValueError(f"length_struct of concat-then-split is flat; at {name!r} it has {length!r}.")
         unused = self.bos_handling is BOSHandling.DO_NOTHING
@@ -67,9 +67,6 @@ class ConcatThenSplit(OneParent, Ordered):
     def open(self, opener: Opener) -> Cursor:
         return _ConcatCursor(opener.open(self.parent, copied=True), self, opener.skips)
 
-    def element_spec(self) -> Any:
-        raise NotImplementedError("The shapes of packed elements are not known without reading one.")
-
     def call(self) -> str:
         return f"pipe(ConcatThenSplitIterDataset, length_struct={dict(self.length_struct)})"
 
@@ -81,7 +78,7 @@ _Cut = dict[str, tuple[int, int]]
 class _Piece:
     """An element or a part of one: of each feature, the tokens within its bounds.
 
-    Features in `whole` are never cut: they come with each part. `cut` is how a state tells of a part.
+    Features in `whole` are never cut: they come with each part. `cut` describes a part in a state.
     """
 
     before: Mark
@@ -105,7 +102,7 @@ _CUTS, _GIVEN = "remainder_slices", "elements_from_buffer_after_checkpoint"
 _WHOLE = (-1, -1)  # in a state: no element has been cut
 
 
-class _ConcatCursor(GroupCursor):
+class _ConcatCursor(GroupCursor[ConcatThenSplit]):
     """A group is the rows that one reading fills; `extra` is the cut of the element that the first one begins with.
 
     `beyond` is the part of an element that had no room in the group.
@@ -114,21 +111,20 @@ class _ConcatCursor(GroupCursor):
     parent_key, given_key, group_name = "parent_state", _GIVEN, "a group of rows"
 
     def __init__(self, parent: Cursor, node: ConcatThenSplit, skips: Skips | None):
-        super().__init__(parent, skips)
-        self.node = node
-        self.lengths = checked_lengths(node.length_struct)
+        super().__init__(parent, node, skips)
+        self.lengths = check_lengths(node.length_struct)
         self.meta = frozenset(node.meta_features)
         self.cuttable = [name for name in self.lengths if name not in node.meta_features]
         self.warned = False
         self.by_arithmetic = len(self.lengths) == 1 and not self.meta and node.split_full_length_features
         """Whether all elements are cut alike, so that several rows can be made at once."""
         self.mean = 0.0
-        """How long sequences are, more or less."""
+        """The mean length of the sequences that were read last."""
         self.unknown = 0
         """How often the parent did not know its position after each of several elements."""
 
     def pull(self, count: int) -> Block:
-        # Skipped elements count with the row after them, so that then rows are made one after the other.
+        # A skipped element counts with the row after it. So where elements may be skipped, rows are made one by one.
         if self.by_arithmetic and self.skips is None and not self.behind and self.given >= len(self.group):
             several = self._make_several(count)
             if several is not None:
@@ -136,7 +132,7 @@ class _ConcatCursor(GroupCursor):
         rows = make_rows(self, count, lambda: next(iter(blocks.rows_of(self.next_rows(1))), END), self.skips)
         if not rows and not len(self.group):
             self.before, self.extra = self.parent.mark(), None  # Grain's state at the end
-        return self._filled(rows) if rows else []
+        return self._fill(rows) if rows else []
 
     def _make_several(self, count: int) -> Columns | None:
         """`count` rows at once; if an element fails, those before it. None if that cannot be done.
@@ -161,14 +157,15 @@ class _ConcatCursor(GroupCursor):
         if count > 1:
             last = rows.cut_before(count - 1)
             start = last.before, last.cut
-        made, details = rows.fill(count)
-        self._add_details(made, rows.name, *details)
+        made, laid = rows.fill(count)
+        data = {rows.name: made}
+        self._add_details(data, rows.name, laid)
         self.beyond = rows.cut_before(count)
         used = rows.count_used(count)
         self.waiting, self.waiting_at = self.waiting[used:], self.waiting_at[used:]
         # As if the last row had been a group of its own, of which all is given.
         (self.before, self.extra), self.group, self.given = start, [[]], 1
-        return Columns(made, count)
+        return Columns(data, count)
 
     def _read_ahead(self, count: int) -> None:
         """Reads up to `count` elements, or one if the parent does not know its position after each."""
@@ -197,7 +194,7 @@ class _ConcatCursor(GroupCursor):
         row: _Row = []
         room = dict(self.lengths)
         while True:
-            piece, self.beyond = self.beyond or self._element(), None
+            piece, self.beyond = self.beyond or self._next_element(), None
             if piece is None:
                 break
             if piece.cut is None and not self.node.split_full_length_features and self._is_full(piece):
@@ -210,7 +207,7 @@ class _ConcatCursor(GroupCursor):
 
     def _cut_again(self, cut: _Cut) -> _Piece:
         """The part of the next element that a state had left over."""
-        whole = self._element()
+        whole = self._next_element()
         if whole is None:
             raise StateMismatch("This state is in the middle of an element that is not there any more.", _CUTS)
         for name, (low, high) in cut.items():
@@ -224,7 +221,7 @@ class _ConcatCursor(GroupCursor):
                 )
         return whole.part(cut)
 
-    def _element(self) -> _Piece | None:
+    def _next_element(self) -> _Piece | None:
         if not self.waiting and not self.ended:
             self._read_ahead(1)
         if not self.waiting:
@@ -249,14 +246,14 @@ class _ConcatCursor(GroupCursor):
         return min(left) == 0
 
     def _add(self, piece: _Piece, row: _Row, room: dict[str, int]) -> _Piece | None:
-        """Adds what has room, and returns what is left over."""
+        """Adds to a row as much of a piece as has room. Returns the rest of the piece, or None."""
         sizes = piece.sizes()
         taken = {name: min(size, room[name]) for name, size in sizes.items()}
         rest = None
         if taken != sizes:
             for name in piece.whole:
                 if taken[name] < sizes[name]:
-                    self._tell_limited(name, sizes[name], empty=not row)
+                    self._report_limit(name, sizes[name], empty=not row)
                     return piece
             if not any(taken[name] for name in self.cuttable):
                 return piece
@@ -269,7 +266,8 @@ class _ConcatCursor(GroupCursor):
             room[name] -= taken[name]
         return rest
 
-    def _tell_limited(self, name: str, size: int, empty: bool) -> None:
+    def _report_limit(self, name: str, size: int, empty: bool) -> None:
+        """Warns once that a feature that is never cut ends rows early. Raises if it does not fit an empty row."""
         if empty:
             error = ValueError(
                 f"Meta feature {name!r} has {size} entries, its rows {self.lengths[name]}, and meta features are never "
@@ -284,13 +282,14 @@ class _ConcatCursor(GroupCursor):
                 self.node.call(),
             )
 
-    def _filled(self, rows: list[_Row]) -> Block:
-        kinds = {tuple(_kind(row[0].features[name]) for name in self.lengths) for row in rows}
+    def _fill(self, rows: list[_Row]) -> Block:
+        """The rows as arrays: as columns if their sequences are of one kind, otherwise row by row."""
+        kinds = {tuple(_get_kind(row[0].features[name]) for name in self.lengths) for row in rows}
         if len(kinds) == 1:
-            return self._columns(rows)
-        return [element for row in rows for element in self._columns([row]).rows()]
+            return self._fill_columns(rows)
+        return [element for row in rows for element in self._fill_columns([row]).rows()]
 
-    def _columns(self, rows: list[_Row]) -> Columns:
+    def _fill_columns(self, rows: list[_Row]) -> Columns:
         pieces = [piece for row in rows for piece in row]
         numbers = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         segments = np.concatenate([np.arange(1, len(row) + 1) for row in rows])
@@ -304,25 +303,17 @@ class _ConcatCursor(GroupCursor):
             laid = layout(numbers, starts, sizes, segments, count=len(rows), length=length)
             tokens = [piece.features[name][slice(*piece.bounds[name])] for piece in pieces]
             data[name] = fill_rows(laid, tokens, pieces[0].features[name])
-            self._add_details(data, name, laid, numbers, starts, sizes)
+            self._add_details(data, name, laid)
         return Columns(data, len(rows))
 
-    def _add_details(
-        self,
-        data: dict[str, np.ndarray],
-        name: str,
-        laid: Layout,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        sizes: np.ndarray,
-    ) -> None:
-        """Writes the tokens that begin sequences, and adds segment ids and positions, where a feature has them."""
+    def _add_details(self, data: dict[str, np.ndarray], name: str, laid: Layout) -> None:
+        """Adds segment ids and positions of a feature that is cut, and writes the tokens that begin its sequences."""
+        if name not in self.cuttable:
+            return
+        ids, positions = laid.segment_ids(), laid.positions()
         if name in self.node.bos_features:
-            held = sizes > 0
-            data[name][rows[held], starts[held]] = self.node.bos_token_id
-        if name in self.cuttable:
-            data[f"{name}_segment_ids"] = laid.segment_ids()
-            data[f"{name}_positions"] = laid.positions()
+            data[name][(ids > 0) & (positions == 0)] = self.node.bos_token_id
+        data[f"{name}_segment_ids"], data[f"{name}_positions"] = ids, positions
 
     def state_of(self, mark: Mark) -> State:
         before, given, cut = mark
@@ -334,26 +325,23 @@ class _ConcatCursor(GroupCursor):
         }
 
     def mark_of(self, state: State) -> Mark:
-        given, cut = read_count(state, _GIVEN), self._cut_of(read_field(state, _CUTS, dict))
+        given, cut = read_count(state, _GIVEN), self._read_cut(read_field(state, _CUTS, dict))
         return self.parent_mark_of(state), given, cut
 
-    def _cut_of(self, saved: Mapping[str, Any]) -> _Cut | None:
+    def _read_cut(self, saved: Mapping[str, Any]) -> _Cut | None:
         if set(saved) != set(self.cuttable):
             raise StateMismatch(
                 f"This state has cuts {dict(saved)!r}; the features that can be cut are {self.cuttable}.", _CUTS
             )
         cut = {}
         for name, pair in saved.items():
-            low, high = self._pair_of(pair, name)
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise StateMismatch(f"A cut is a pair of numbers; the one of {name!r} is {pair!r}.", _CUTS, name)
+            low, high = (check_type(value, int, _CUTS, name, place) for place, value in enumerate(pair))
             if (low, high) != _WHOLE and not 0 <= low <= high:
                 raise StateMismatch(f"Feature {name!r} has no tokens {low} to {high}.", _CUTS, name)
             cut[name] = (low, high)
         return None if all(pair == _WHOLE for pair in cut.values()) else cut
-
-    def _pair_of(self, pair: Any, name: str) -> tuple[int, int]:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise StateMismatch(f"A cut is a pair of numbers; the one of {name!r} is {pair!r}.", _CUTS, name)
-        return check_type(pair[0], int, _CUTS, name, 0), check_type(pair[1], int, _CUTS, name, 1)
 
 
 class _Rows:
@@ -392,23 +380,24 @@ class _Rows:
 
     def are_alike(self) -> bool:
         """Whether all sequences have one dtype, and one shape after the first axis."""
-        dtype, inner = _kind(self.sequences[0])
+        dtype, inner = _get_kind(self.sequences[0])
         if inner:
             return all([one.dtype == dtype and one.shape[1:] == inner for one in self.sequences])
         return all([(one.dtype is dtype or one.dtype == dtype) and one.ndim == 1 for one in self.sequences])
 
     @functools.cached_property
-    def _ends(self) -> list[int]:
-        return list(itertools.accumulate(self.sizes))
+    def _pieces(self) -> Pieces:
+        """Where all sequences that were added go. Asked for when there are enough of them."""
+        return concat_split(np.array(self.sizes)[:, None], [self.length])
 
-    def _find_last(self, rows: int) -> tuple[int, int]:
-        """The sequence that has a token after so many rows, and how many of its tokens are before it."""
-        number = bisect.bisect_right(self._ends, rows * self.length)
-        return number, rows * self.length - self._ends[number] + self.sizes[number]
+    def _find_next(self, rows: int) -> tuple[int, int]:
+        """The sequence with the first token after so many rows, and how many of its tokens are before that one."""
+        piece = int(np.searchsorted(self._pieces.rows, rows))
+        return int(self._pieces.sequences[piece]), int(self._pieces.offsets[piece, 0])
 
     def cut_before(self, rows: int) -> _Piece:
         """What is left of an element after so many rows: all of it if it begins there."""
-        number, used = self._find_last(rows)
+        number, used = self._find_next(rows)
         piece = self.beyond
         if piece is None or number:
             place = number - (piece is not None)
@@ -419,21 +408,20 @@ class _Rows:
 
     def count_used(self, rows: int) -> int:
         """How many of the elements that were added begin in so many rows, or right after them."""
-        return self._find_last(rows)[0] + (self.beyond is None)
+        return self._find_next(rows)[0] + (self.beyond is None)
 
-    def fill(self, count: int) -> tuple[dict[str, np.ndarray], tuple[Layout, np.ndarray, np.ndarray, np.ndarray]]:
-        """The first `count` rows, and how their pieces lie: in which rows, from where, and how long they are."""
-        sizes = np.array(self.sizes)
-        pieces = concat_split(sizes[:, None], [self.length])
+    def fill(self, count: int) -> tuple[np.ndarray, Layout]:
+        """The first `count` rows, and how the pieces lie in them."""
+        pieces = self._pieces
         end = int(np.searchsorted(pieces.rows, count))
-        rows, starts, taken = pieces.rows[:end], pieces.starts[:end, 0], pieces.sizes[:end, 0]
-        numbers, offsets = pieces.sequences[:end], pieces.offsets[:end, 0]
+        starts, taken, offsets = pieces.starts[:end, 0], pieces.sizes[:end, 0], pieces.offsets[:end, 0]
+        numbers = pieces.sequences[:end]
         tokens = [self.sequences[number] for number in numbers.tolist()]
-        for place in np.flatnonzero(taken != sizes[numbers]).tolist():
+        for place in np.flatnonzero(taken != np.array(self.sizes)[numbers]).tolist():
             tokens[place] = tokens[place][offsets[place] : offsets[place] + taken[place]]
-        laid = layout(rows, starts, taken, pieces.segments[:end], count=count, length=self.length)
-        return {self.name: fill_rows(laid, tokens, self.sequences[0])}, (laid, rows, starts, taken)
+        laid = layout(pieces.rows[:end], starts, taken, pieces.segments[:end], count=count, length=self.length)
+        return fill_rows(laid, tokens, self.sequences[0]), laid
 
 
-def _kind(array: np.ndarray) -> tuple[Any, ...]:
+def _get_kind(array: np.ndarray) -> tuple[Any, ...]:
     return array.dtype, array.shape[1:]

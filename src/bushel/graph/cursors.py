@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
@@ -16,6 +16,9 @@ from bushel.base.errors import StateMismatch, inside
 from bushel.graph.node import Origin
 from bushel.graph.skips import Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State, read_count, read_field
+
+N = TypeVar("N")
+"""The class of the node that a cursor runs."""
 
 Mark = Any
 """A position of one cursor. Only the cursor that made it, or that has read it from a state, understands it."""
@@ -42,7 +45,7 @@ class Cursor(abc.ABC):
 
         The elements belong to the caller: a user's function may write into them. If an element fails, the elements
         before it are returned, and the next call raises its error. A cursor never reads more of its parents than it
-        needs for these elements; otherwise the marks of its parents would not fit to what was delivered.
+        needs for these elements; otherwise the marks of its parents would be ahead of the elements it has returned.
         """
 
     @abc.abstractmethod
@@ -156,13 +159,21 @@ def make_rows(cursor: Cursor, count: int, make: Callable[[], Any], skips: Skips 
     return rows
 
 
-class Over(Cursor):
-    """A cursor with one parent, whose state lies in its own state under `parent_key`."""
+class Over(Cursor, Generic[N]):
+    """A cursor with one parent, whose state lies in its own state under `parent_key`.
+
+    Args:
+      parent: the cursor that it draws from.
+      node: the node that it runs, if a node stands for it.
+      skips: where elements that fail are counted; None where they raise.
+    """
 
     parent_key: ClassVar[str] = "parent"
 
-    def __init__(self, parent: Cursor):
+    def __init__(self, parent: Cursor, node: Any = None, skips: Skips | None = None):
         self.parent = parent
+        self.node: N = node
+        self.skips = skips
         self.parents = (parent,)
         self.places = ((self.parent_key,),)
 
@@ -174,7 +185,7 @@ class Over(Cursor):
 
 
 class Same(Cursor):
-    """A cursor whose elements and positions are those of its one parent."""
+    """A cursor whose positions are those of its one parent. By default its states are the parent's, too."""
 
     def __init__(self, parent: Cursor):
         self.parent = parent
@@ -186,10 +197,14 @@ class Same(Cursor):
     def rewind(self, mark: Mark) -> None:
         self.parent.rewind(mark)
 
+    @optional
     def state_of(self, mark: Mark) -> State:
+        """By default the state of the parent."""
         return self.parent.state_of(mark)
 
+    @optional
     def mark_of(self, state: State) -> Mark:
+        """By default the parent's position in its state."""
         return self.parent.mark_of(state)
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
@@ -205,7 +220,7 @@ class Same(Cursor):
         self.parent.set_next_index(index)
 
 
-class GroupCursor(Over):
+class GroupCursor(Over[N]):
     """A cursor that makes rows in groups and hands them out one by one: a window, packed rows, parts of an element.
 
     A position is the parent's position before the group, how many rows of the group were given, and `extra`, which
@@ -223,17 +238,16 @@ class GroupCursor(Over):
     """What a group is, for messages."""
 
     keeps_given_at_end: ClassVar[bool] = False
-    """Whether `given` stays at the end of the stream what it was for the last group. Grain's states differ in that."""
+    """Whether `given` keeps its value of the last group at the end of the stream. Some of Grain's states have it so."""
 
-    def __init__(self, parent: Cursor, skips: Skips | None, extra: Any = None):
-        super().__init__(parent)
-        self.skips = skips
+    def __init__(self, parent: Cursor, node: N, skips: Skips | None, extra: Any = None):
+        super().__init__(parent, node, skips)
         self.before: Mark = parent.mark()
         self.group: Block = []
         self.given = 0
         self.extra = extra
         self.beyond: Any = None
-        """What the subclass has read of the parent beyond the group, if anything."""
+        """The part of the parent's elements that the subclass has read beyond the group; None if there is none."""
         self.waiting: list[Any] = []
         """Whole elements that the subclass has read beyond that, if it reads many at a time."""
         self.waiting_at: list[Mark] = []

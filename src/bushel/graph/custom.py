@@ -110,19 +110,20 @@ class IteratorCursor(Cursor):
         self._in_use = InUse(iterator)
         self._base: State | None = None
         self._since = 0
-        self._settled = True  # whether the iterator stands where the two above say; not after an error in `__next__`
+        self._settled = True
+        """Whether the iterator is `_since` elements after `_base`. It may not be after an error in `__next__`."""
 
     def pull(self, count: int) -> Block:
         rows: list[Any] = []
         in_use = self._in_use
-        in_use.users += 1  # as `with` does, at a fifth of its price: this is done for every element
+        in_use.users += 1  # as `with` does, in a fifth of the time: this is done for every element
         try:
             if in_use.is_closed:
                 raise ValueError(CLOSED)
             self._settled = False
             for _ in range(count):
                 try:
-                    rows += own([next(self._iterator)])  # it may keep what it gives
+                    rows += own([next(self._iterator)])  # the iterator may keep a reference to it
                 except StopIteration:
                     self._base = None  # the end may have a state of its own
                     break
@@ -142,7 +143,7 @@ class IteratorCursor(Cursor):
     def rewind(self, mark: Mark) -> None:
         base, count = mark
         with self._in_use:
-            self._has("set_state")(copy.deepcopy(base))
+            self._get_method("set_state")(copy.deepcopy(base))
             for _ in range(count):
                 next(self._iterator)
         self._base, self._since, self._settled = (base, count, True) if count else (None, 0, True)
@@ -164,13 +165,13 @@ class IteratorCursor(Cursor):
         return copy.deepcopy(state), 0
 
     def _iterator_state(self) -> State:
-        return copy.deepcopy(self._has("get_state")())  # the iterator may change the dict that it returned
+        return copy.deepcopy(self._get_method("get_state")())  # the iterator may change the dict that it returned
 
     def get_next_index(self) -> int:
-        return self._has("_get_next_index")()
+        return self._get_method("_get_next_index")()
 
     def set_next_index(self, index: int) -> None:
-        self._has("_set_next_index")(index)
+        self._get_method("_set_next_index")(index)
         self._base = None
 
     def start_prefetch(self) -> None:
@@ -179,7 +180,7 @@ class IteratorCursor(Cursor):
     def close(self) -> None:
         self._in_use.close()
 
-    def _has(self, name: str) -> Any:
+    def _get_method(self, name: str) -> Any:
         method = getattr(self._iterator, name, None)
         if method is None:
             raise TypeError(

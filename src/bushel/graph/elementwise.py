@@ -15,7 +15,7 @@ from bushel.graph.streams import OneParent
 
 
 class Step(OneParent):
-    """What a program can do to elements: operations on single ones, and batches."""
+    """A stream node that a program runs: an operation on single elements, or a batch."""
 
     @property
     @optional

@@ -59,14 +59,18 @@ class Explanation:
         return tables.paragraph(f"element {self.index} is made of") + tables.as_html(head, rows)
 
 
+_PlacedRecord = tuple[tuple[int, ...], SourceRecord]
+"""A record, and its place among the parts of an element: a path of numbers."""
+
+
 def explain(node: MapNode, indices: np.ndarray) -> list[Explanation]:
     """Explains the elements at `indices`."""
-    found: list[list[tuple[tuple[int, ...], SourceRecord]]] = [[] for _ in indices]
-    _walk(node, np.arange(len(indices)), indices, [()] * len(indices), (), found)
+    records_of: list[list[_PlacedRecord]] = [[] for _ in indices]
+    _walk(node, np.arange(len(indices)), indices, [()] * len(indices), (), records_of)
     return [
         # Parts were collected source by source. Sorting puts them back in the order in which the element has them.
         Explanation(index, tuple(record for _, record in sorted(records, key=lambda entry: entry[0])))
-        for index, records in zip(indices.tolist(), found, strict=True)
+        for index, records in zip(indices.tolist(), records_of, strict=True)
     ]
 
 
@@ -76,7 +80,7 @@ def _walk(
     indices: np.ndarray,
     places: list[tuple[int, ...]],
     component: tuple[int, ...],
-    found: list[list[tuple[tuple[int, ...], SourceRecord]]],
+    records_of: list[list[_PlacedRecord]],
 ) -> None:
     """Follows elements of `node` up to the source records.
 
@@ -86,13 +90,14 @@ def _walk(
       indices: its index in `node`.
       places: its place among the parts of that output.
       component: the path of the node through mixtures, concatenations and zips.
-      found: for each output, the records that were found so far, with their places.
+      records_of: for each output, the records that were found so far. The function adds to them.
     """
     made, which, positions = node.made_of(indices)
     if not len(made):
         for row, index, place in zip(rows.tolist(), indices.tolist(), places, strict=True):
             origin = node.origin(index)
-            found[row].append((place, SourceRecord(origin.source, origin.indices[0], index // node.length, component)))
+            record = SourceRecord(origin.source, origin.indices[0], index // node.length, component)
+            records_of[row].append((place, record))
         return
     if not node.one_to_one:
         places = [(*places[row], number) for number, row in enumerate(made.tolist())]
@@ -100,7 +105,7 @@ def _walk(
         here = np.flatnonzero(which == number)
         if len(here):
             path = (*component, number) if node.joins else component
-            _walk(parent, rows[made[here]], positions[here], [places[n] for n in here.tolist()], path, found)
+            _walk(parent, rows[made[here]], positions[here], [places[n] for n in here.tolist()], path, records_of)
 
 
 def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) -> list[Explanation]:
@@ -119,23 +124,19 @@ def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) 
     if node.parent.sparse and not node.allow_nones:
         raise ValueError("Elements may be missing, so the next steps are not known without reading. Filter by `where`.")
     unit = math.prod(batch.batch_size for batch in batches)
-    found = []
+    explanations = []
     first = next_index()
     for step in range(first, first + steps):
         elements = range(step * unit, min(node.parent.length, (step + 1) * unit))
-        if not _rows(len(elements), batches):
+        rows = len(elements)
+        for batch in reversed(batches):
+            rows = batch.count_batches(rows)
+        if not rows:
             break
         records = explain(node.parent, words.ranging(elements.start, elements.stop))
-        found.append(Explanation(step, tuple(record for element in records for record in element.records)))
-    return found
+        explanations.append(Explanation(step, tuple(record for element in records for record in element.records)))
+    return explanations
 
 
 def _keeps_all(node: Node) -> bool:
     return isinstance(node, Elementwise) and not node.drops
-
-
-def _rows(count: int, batches: list[BatchStream]) -> int:
-    """How many rows `count` elements make. The last batch may be smaller, or be dropped."""
-    for batch in reversed(batches):
-        count = count // batch.batch_size if batch.drop_remainder else -(-count // batch.batch_size)
-    return count

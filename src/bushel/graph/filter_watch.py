@@ -28,7 +28,7 @@ class FilterWatch:
         self.dropped = 0
         self._quiet_until = 0.0
         self._verdict: str | None = None
-        """What was said of the last elements, if they were too many."""
+        """The error text for the last window, if too many of its elements were dropped."""
 
     def judge(self, stays: list[bool] | int) -> tuple[int, ValueError] | None:
         """Counts elements, one bool for each, or a number of elements that all stay.
@@ -52,7 +52,7 @@ class FilterWatch:
             self.dropped += part.count(False)
             if self.seen >= self.WINDOW:
                 if self.dropped / self.seen >= self._raise_ratio:
-                    # Asked again it says so again, in the same words.
+                    # A consumer that asks again gets the same error, with the same numbers.
                     self._verdict = self._verdict or self._describe("raise", self._raise_ratio)
                     return done - 1, ValueError(self._verdict)
                 if self.dropped / self.seen >= self._warn_ratio and time.monotonic() >= self._quiet_until:

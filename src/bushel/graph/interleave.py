@@ -1,5 +1,6 @@
-"""Interleaves: many streams as one, of which a few are open at a time. They are opened through the engine, when their
-turn comes, so that each can be computed ahead.
+"""Interleaves: many streams as one, of which a few are open at a time.
+
+A stream is opened when its turn comes, and by the engine, so that workers can compute it ahead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, StateMismatch, inside, locate_error
 from bushel.graph.cursors import END, Cursor, Mark, make_rows
 from bushel.graph.node import MapNode, Node
-from bushel.graph.state_fields import State, check_type, read_count, read_field
+from bushel.graph.state_fields import State, as_number, check_type, read_count, read_field
 from bushel.graph.streams import Elements, Opener, Ordered, StreamNode
 
 _STATES = "iterators_in_use_states"
@@ -111,8 +112,8 @@ class _InterleaveCursor(Cursor):
         self._turn = 0
         self._next = 0
         self._later: dict[int, State | None] = {}
-        """Where streams start whose turn is still to come, other than at their beginning; None for one that has ended.
-        Never changed in place: marks hold it.
+        """The states at which streams start that have not had their turn, if they do not start at their beginning; None
+        for a stream that has ended. Never changed in place, since marks hold it.
         """
 
     def pull(self, count: int) -> Block:
@@ -127,7 +128,7 @@ class _InterleaveCursor(Cursor):
     def _next_block(self, count: int) -> Any:
         """Up to `count` elements of the stream whose turn it is, or END."""
         slots, empty = self._slots, 0
-        while empty < len(slots):  # not all slots, one after the other, were found empty
+        while empty < len(slots):  # until all slots, one after the other, were empty
             slot = slots[self._turn]
             block: Block = []
             if slot.cursor is None and not self._begin_next(slot):
@@ -235,36 +236,38 @@ class _InterleaveCursor(Cursor):
             if value not in (0, 1):
                 raise StateMismatch(f"A stream has ended (1) or not (0), got {value!r}.", "exhausted", place)
         length = len(self._slots)
-        if not len(numbers) == len(states) == len(ended) == length or turn >= max(1, length):
+        fits = len(numbers) == len(states) == len(ended) == length
+        if not fits or turn >= max(1, length):
             raise StateMismatch(
                 f"This state is of an interleave of {len(numbers)} streams at a time; this one has {length}. "
                 "Was it saved with another cycle_length, or by Grain with worker processes?",
-                "next_index_in_cycle" if len(numbers) == len(states) == len(ended) == length else _STATES,
+                "next_index_in_cycle" if fits else _STATES,
             )
         if following > self._node.count or any(not 0 <= number < self._node.count for number in numbers):
             raise StateMismatch(
                 f"This state has streams {numbers}, and {following} next; there are {self._node.count} here.",
                 "iterators_in_use_indices",
             )
-        later = _later_states(state, self._node.count)
+        later = _read_later_states(state, self._node.count)
         if self._node.joins:  # datasets that a function makes are not made before their turn, just for this check
             for number, start in later.items():
                 if start is not None and (cursor := self._open_at_start(number, later)) is not None:
                     cursor.close()
         slots: list[Any] = []
         try:
-            for place, (number, saved, gone) in enumerate(zip(numbers, states, ended, strict=True)):
+            for place, (number, saved, has_ended) in enumerate(zip(numbers, states, ended, strict=True)):
                 with inside(_STATES, place):
-                    slots.append(self._slot_of(self._slots[place], number, saved, bool(gone)))
+                    slots.append(self._read_slot(self._slots[place], number, saved, bool(has_ended)))
         except BaseException:
             for slot, (_, cursor, *_) in zip(self._slots, slots):
                 if cursor is not None and cursor is not slot.cursor:
-                    cursor.close()  # opened for this state, which is none
+                    cursor.close()  # it was opened for a state that is not valid
             raise
         return slots, turn, following, later
 
-    def _slot_of(self, slot: _Slot, number: int, saved: Any, gone: bool) -> Any:
-        if gone or saved is None:
+    def _read_slot(self, slot: _Slot, number: int, saved: Any, has_ended: bool) -> Any:
+        """One entry of the slots in a mark: for stream `number`, whose state is `saved`."""
+        if has_ended or saved is None:
             return number, None, None, saved
         cursor = slot.cursor if slot.number == number and slot.cursor is not None else self._open(number)
         if cursor is None:
@@ -310,12 +313,12 @@ class _InterleaveCursor(Cursor):
             slot.close()
 
 
-def _later_states(state: State, count: int) -> dict[int, State | None]:
-    """Where streams start whose turn is still to come, by number. JSON has turned the numbers into texts."""
+def _read_later_states(state: State, count: int) -> dict[int, State | None]:
+    """Where streams start whose turn is still to come, by number."""
     saved = check_type(state.get(_LATER) or {}, dict, _LATER)
     later: dict[int, State | None] = {}
     for key, start in saved.items():
-        number = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
+        number = as_number(key)
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
             raise StateMismatch(f"This state has a stream {key!r} whose turn comes later; there are {count}.", _LATER)
         later[number] = start

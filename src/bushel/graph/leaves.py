@@ -12,7 +12,7 @@ import numpy as np
 from bushel.base import trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, locate_error
-from bushel.base.ownership import copy_value, own, own_block
+from bushel.base.ownership import IMMUTABLE, copy_value, own, own_block
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import show_value
 from bushel.graph.node import InPlace, Leaf, Origin, Plan, PlanMany, raise_for_row
@@ -33,6 +33,10 @@ def name_source(source: Any) -> str:
     return text if len(text) <= 120 and "\n" not in text else kind.__name__
 
 
+_FIRST_READ = "_first_read"
+"""Where a `Source` keeps a record and a copy of it, until `compare_reads` has another one to compare with."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source(Leaf):
     """Records of anything with a length and `source[i]`, read many at a time where the source can."""
@@ -40,7 +44,8 @@ class Source(Leaf):
     source: Any
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "source": pack_array(self.source) if isinstance(self.source, np.ndarray) else self.source}
+        state = {name: value for name, value in vars(self).items() if name != _FIRST_READ}
+        return {**state, "source": pack_array(self.source) if isinstance(self.source, np.ndarray) else self.source}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, source=unpack_array(state["source"]))
@@ -53,23 +58,33 @@ class Source(Leaf):
         """Whether the source makes a new object for each read."""
         return gives_new_records(self.source)
 
-    def keeps_apart(self, rows: list[Any], positions: list[int]) -> bool:
-        """Whether records that were read one after the other are all there. Found out once, with the first two.
+    @property
+    def keeps_records(self) -> bool | None:
+        """Whether a record stays as it is when the source reads the next one; None while that is not known.
 
         A source may use one buffer for all its records, so that each read overwrites the record before.
         """
-        known = vars(self)
-        if "_keeps_apart" not in known and len(rows) > 1 and positions[0] != positions[1]:
-            shared = _find_shared_arrays(rows[0], rows[1])
-            known["_keeps_apart"] = not shared or self._keeps_values(shared, positions)
-        return known.get("_keeps_apart", True)
+        return True if self.gives_new or type(self.source) is list else vars(self).get("_keeps_records")
 
-    def _keeps_values(self, leaves: list[int], positions: list[int]) -> bool:
-        """Whether these leaves of a record, which the next one shares, keep their values when the next one is read."""
-        first = trees.leaves(self.source[positions[0]])
-        before = [first[number].tobytes() for number in leaves]
-        self.source[positions[1]]
-        return before == [first[number].tobytes() for number in leaves]
+    def compare_reads(self, record: Any, position: int) -> None:
+        """Finds out whether the source keeps records, from the first two that it is called with.
+
+        Args:
+          record: as the source has just returned it.
+          position: where the source has it.
+        """
+        known = vars(self)
+        before, first, values = known.setdefault(_FIRST_READ, (position, record, copy_value(record)))
+        if before != position:
+            one_object = first is record and type(record) not in IMMUTABLE
+            old, new = trees.leaves(values), trees.leaves(first)
+            shared = _find_shared_arrays(first, record)
+            known["_keeps_records"] = (
+                not one_object
+                and len(old) == len(new)
+                and all(np.asarray(old[number]).tobytes() == new[number].tobytes() for number in shared)
+            )
+            known.pop(_FIRST_READ, None)
 
     def plan(self, indices: np.ndarray) -> Plan:
         positions = words.narrowed(indices % self.length)
@@ -86,7 +101,12 @@ class Source(Leaf):
             return lambda which, indices: _ArraysRead(arrays, which, indices % lengths[which])
         if any(get_batch_reader(node.source) is not None for node in nodes):
             return None
-        return lambda which, indices: _SingleReadsOfMany(nodes, which.tolist(), (indices % lengths[which]).tolist())
+        keep_records = all(node.keeps_records for node in nodes)
+
+        def plan(which: np.ndarray, indices: np.ndarray) -> Plan:
+            return _SingleReadsOfMany(nodes, which.tolist(), (indices % lengths[which]).tolist(), keep_records)
+
+        return plan
 
     def origin(self, index: int) -> Origin:
         return Origin(name_source(self.source), (index % self.length,))
@@ -134,17 +154,21 @@ class _SingleReads(Plan):
         source, positions = self.node.source, self.positions[low:high]
         left = iter(positions)
         try:
-            if not private or self.node.gives_new:
-                rows = [source[position] for position in left]
-                if self.node.gives_new or self.node.keeps_apart(rows, positions):
-                    return rows
-                left = iter(positions)
+            if self.node.gives_new or (not private and self.node.keeps_records):
+                return [source[position] for position in left]
             if type(source) is list:  # it holds its records, so there is no need to count who does
                 return [copy_value(source[position]) for position in left]
+            if not private and self.node.keeps_records is None:
+                return [self._read_and_compare(position) for position in left]
             # Record by record, since a source may use one buffer for all of them.
             return [own([source[position]])[0] for position in left]
         except Exception as error:
             raise_for_row(error, len(positions), left, lambda row: self.node.describe_read_failure([positions[row]]))
+
+    def _read_and_compare(self, position: int) -> Any:
+        record = self.node.source[position]
+        self.node.compare_reads(record, position)
+        return copy_value(record)
 
 
 @dataclasses.dataclass(slots=True)
@@ -154,6 +178,8 @@ class _SingleReadsOfMany(Plan):
     nodes: Sequence[Source]
     which: list[int]
     positions: list[int]
+    keep_records: bool
+    """Whether it is known of all sources that they keep records: see `Source.keeps_records`."""
 
     def read(self, low: int, high: int, private: bool) -> Block:
         sources = [self.nodes[number].source for number in self.which[low:high]]
@@ -164,7 +190,7 @@ class _SingleReadsOfMany(Plan):
             return self.nodes[self.which[low + row]].describe_read_failure([self.positions[low + row]])
 
         try:
-            if not private:
+            if not private and self.keep_records:
                 return [source[position] for source, position in left]
             # Record by record, since a source may use one buffer for all of them.
             return [own([source[position]])[0] for source, position in left]
@@ -193,7 +219,7 @@ class _ManyReads(Plan):
         except RowFailed:
             raise
         except Exception as error:
-            self._raise_for_one(positions.tolist())
+            self._raise_for_single_record(positions.tolist())
             raise RowFailed(0, locate_error(error, self.node.describe_read_failure(positions.tolist()))) from error
         if len(block) != len(positions):
             wrong = ValueError(
@@ -201,11 +227,15 @@ class _ManyReads(Plan):
                 "`__getitems__` must return one record per index."
             )
             raise RowFailed(0, wrong)
-        if self.node.gives_new:
+        if self.node.gives_new or not len(block):
             return block
-        return own_block(block) if private or isinstance(block, Columns) else block
+        if private or isinstance(block, Columns):
+            return own_block(block)
+        if self.node.keeps_records is None:
+            self.node.compare_reads(block[0], int(positions[0]))
+        return block if self.node.keeps_records else own_block(block)
 
-    def _raise_for_one(self, positions: list[int]) -> None:
+    def _raise_for_single_record(self, positions: list[int]) -> None:
         """Raises for the first record that cannot be read alone either, after a failure of several."""
         left = iter(positions if len(positions) > 1 else [])
         try:

@@ -19,14 +19,14 @@ Records = Iterator[Record[Any]]
 
 
 class Operation(Protocol):
-    """What an operation of one's own is. It cannot tell its state: restoring one runs it again from its beginning."""
+    """An operation that a user writes. It has no state of its own: to restore it, it runs again from its beginning."""
 
     def __call__(self, input_iterator: Records, /) -> Records:
-        """Gives the records that become of those in `input_iterator`."""
+        """Returns the records that the operation makes of those in `input_iterator`."""
         ...
 
 
-def _instead(name: str) -> None:
+def _warn_of_deprecation(name: str) -> None:
     warnings.warn(f"Please use {name} instead of this operation.", DeprecationWarning, stacklevel=4)
 
 
@@ -37,7 +37,7 @@ class MapOperation:
     map_function: Callable[[Any], Any]
 
     def __post_init__(self) -> None:
-        _instead("transforms.Map")
+        _warn_of_deprecation("transforms.Map")
 
     def __call__(self, input_iterator: Records) -> Records:
         for record in input_iterator:
@@ -51,7 +51,7 @@ class RandomMapOperation:
     random_map_function: Callable[[Any, np.random.Generator], Any]
 
     def __post_init__(self) -> None:
-        _instead("transforms.RandomMap")
+        _warn_of_deprecation("transforms.RandomMap")
 
     def __call__(self, input_iterator: Records) -> Records:
         function: Callable[[Any, Any], Any] = self.random_map_function
@@ -62,12 +62,12 @@ class RandomMapOperation:
 
 @dataclasses.dataclass
 class FilterOperation:
-    """The records for whose data `condition_function` says yes. Deprecated: `transforms.Filter` does the same."""
+    """The records for whose data `condition_function` returns True. Deprecated: see `transforms.Filter`."""
 
     condition_function: Callable[[Any], bool]
 
     def __post_init__(self) -> None:
-        _instead("transforms.Filter")
+        _warn_of_deprecation("transforms.Filter")
 
     def __call__(self, input_iterator: Records) -> Records:
         for record in input_iterator:
@@ -85,7 +85,7 @@ class BatchOperation:
 
     def __post_init__(self) -> None:
         checks.positive(self.batch_size, "batch_size")
-        _instead("transforms.Batch")
+        _warn_of_deprecation("transforms.Batch")
 
     def __call__(self, input_iterator: Records) -> Records:
         held: list[Record[Any]] = []
@@ -125,10 +125,10 @@ class PackAndBatchOperation:
 
     def __post_init__(self) -> None:
         checks.positive(self.batch_size, "batch_size")
-        _instead("FirstFitPackIterDataset, then batch,")
+        _warn_of_deprecation("FirstFitPackIterDataset, then batch,")
 
     def __call__(self, input_iterator: Records) -> Records:
-        bins, held, last = self._bins(), [], None
+        bins, held, last = self._make_bins(), [], None
         for record in input_iterator:
             leaves = [as_sequence(leaf) for leaf in leaves_up_to(self.length_struct, record.data)]
             sizes = [[len(leaf)] for leaf in leaves]
@@ -139,14 +139,14 @@ class PackAndBatchOperation:
                 )
             if not bins.place(sizes):
                 yield self._batch(bins, held, last)
-                bins, held = self._bins(), []
+                bins, held = self._make_bins(), []
                 bins.place(sizes)
             held.append(leaves)
             last = record
         if held:
             yield self._batch(bins, held, last)
 
-    def _bins(self) -> Bins:
+    def _make_bins(self) -> Bins:
         return Bins(trees.leaves(self.length_struct), self.batch_size, most=self.max_sequences_per_bin)
 
     def _batch(self, bins: Bins, held: list[list[np.ndarray]], last: Any) -> Any:

@@ -106,17 +106,16 @@ class Operate(OneParent, Ordered):
 
     transform: Any
 
+    no_spec = "The shapes after an operation on records are not known without running it."
+
     def open(self, opener: Opener) -> Cursor:
         return _OperationCursor(opener.open(self.parent), self, opener.skips)
-
-    def element_spec(self) -> Any:
-        raise NotImplementedError("The shapes after an operation on records are not known without running it.")
 
     def call(self) -> str:
         return format_call("operate", self.transform)
 
 
-class _OperationCursor(Over):
+class _OperationCursor(Over[Operate]):
     """Runs a user's own operation, which may keep anything of the records it has read.
 
     So the state is the parent's when the operation began, and how many records it has given since. To restore it, the
@@ -124,10 +123,7 @@ class _OperationCursor(Over):
     """
 
     def __init__(self, parent: Cursor, node: Operate, skips: Skips | None):
-        self.parent = parent
-        self.parents = (parent,)
-        self.node = node
-        self.skips = skips
+        super().__init__(parent, node, skips)
         self._begin(0)
 
     def _begin(self, replayed: int) -> None:
@@ -136,7 +132,7 @@ class _OperationCursor(Over):
         self.replay = replayed
         self.output: Iterator[Any] | None = None
 
-    def _input(self) -> Iterator[Any]:
+    def _read_input(self) -> Iterator[Any]:
         while len(block := self.parent.pull(1)):
             yield from blocks.rows_of(block)
 
@@ -159,7 +155,7 @@ class _OperationCursor(Over):
 
     def _run_again(self) -> None:
         """Starts the operation, and drops the records that it had given before the state."""
-        self.output = iter(self._check_records(self.node.transform(self._input())))
+        self.output = iter(self._check_records(self.node.transform(self._read_input())))
         with collect_skips(self.skips):
             for done in range(self.replay):
                 if next(self.output, None) is None:

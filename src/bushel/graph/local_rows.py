@@ -8,7 +8,6 @@ rows the global array has). They differ where the last batch is padded.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,32 +15,23 @@ import numpy as np
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block
 from bushel.base.errors import StateMismatch
-from bushel.graph import apply, elementwise, operation, reindex
+from bushel.graph import apply, elementwise, operation
 from bushel.graph.batch import Batch, Batches
-from bushel.graph.cursors import Cursor, Mark
+from bushel.graph.cursors import Cursor, Mark, Same
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import InPlace, MapNode, Node, OneParentMap, Plan, replace_parents, skip_transparent
-from bushel.graph.ordered import BatchStream, MixStream
-from bushel.graph.portions import Limit, RepeatStream
+from bushel.graph.node import InPlace, Node, Plan, Transparent, replace_parents, skip_transparent
+from bushel.graph.ordered import BatchStream
+from bushel.graph.portions import RepeatStream, count_rows
+from bushel.graph.reindex import Repeat, Seed, Shuffle, WindowShuffle
 from bushel.graph.state_fields import State, read_count, read_field
-from bushel.graph.streams import (
-    Ahead,
-    Elements,
-    OneParent,
-    Opener,
-    Ordered,
-    Pulled,
-    SeedStream,
-    StreamNode,
-    WithOptions,
-)
+from bushel.graph.streams import Elements, OneParent, Opener, Ordered, SeedStream, StreamNode
 from bushel.index import device_rows
 from bushel.index.device_rows import Share
 
 Remainder = Literal["drop", "pad"]
 
-_MOVING_STREAMS = (Elements, Ahead, Pulled, WithOptions, SeedStream, Limit, RepeatStream, MixStream)
-"""Streams whose elements are those of their parents."""
+_KEEP_ALL = (Repeat, Seed, Shuffle, WindowShuffle, Elements, RepeatStream, SeedStream)
+"""Operations that leave out no element of their parent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,39 +64,25 @@ def restrict_rows(stream: StreamNode, choice: RowChoice) -> StreamNode | None:
 
     That is so where it does not end in `batch` or `bucket`: a function of a whole batch may look at all of its rows.
     """
-    local = _restrict_stream(stream, choice)
+    local = _restrict(stream, choice)
     if local is None or choice.remainder != "drop" or not _may_have_tail(local):
         return local
     return DropTail(local, is_whole)
 
 
-def _restrict_stream(stream: StreamNode, choice: RowChoice) -> StreamNode | None:
-    if isinstance(stream, Elements):
-        local = _restrict_map(stream.parent, choice)
-        return None if local is None else dataclasses.replace(stream, parent=local)
-    if type(stream) is BatchStream:
-        return RowsOfStream(stream, choice) if _as_map_node(stream) is not None else None
-    if not isinstance(stream, _MOVING_STREAMS):
-        return None
-    return _replace_all(stream, lambda parent: _restrict_stream(parent, choice))
-
-
-def _restrict_map(node: MapNode, choice: RowChoice) -> MapNode | None:
+def _restrict(node: Any, choice: RowChoice) -> Any:
     if isinstance(node, Batches):
         return LocalRows(node, choice) if _is_row_by_row(node) else None
+    if isinstance(node, BatchStream):
+        return RowsOfStream(node, choice) if _as_map_node(node) is not None else None
     if not node.moves or not node.parents:
         return None
-    return _replace_all(node, lambda parent: _restrict_map(parent, choice))
+    parents = {id(parent): _restrict(parent, choice) for parent in node.parents}
+    return None if None in parents.values() else replace_parents(node, lambda parent: parents[id(parent)])
 
 
 def _is_row_by_row(node: Node) -> bool:
     return isinstance(node, Batches) and node.batch_function is None
-
-
-def _replace_all(node: Any, restrict: Callable[[Any], Any]) -> Any:
-    """The node over other parents; None where one of them cannot be restricted."""
-    parents = {id(parent): restrict(parent) for parent in node.parents}
-    return None if None in parents.values() else replace_parents(node, lambda parent: parents[id(parent)])
 
 
 def find_batches(node: Node) -> list[Batch | BatchStream]:
@@ -116,8 +92,8 @@ def find_batches(node: Node) -> list[Batch | BatchStream]:
     """
     if isinstance(node, (Batch, BatchStream)):
         return [node] if node.batch_fn is None else []
-    moves = node.moves if isinstance(node, MapNode) else isinstance(node, _MOVING_STREAMS)
-    return [batch for parent in node.parents for batch in find_batches(parent)] if moves or node.transparent else []
+    parents = node.parents if node.moves or node.transparent else ()
+    return [batch for parent in parents for batch in find_batches(parent)]
 
 
 def find_obstacle(node: Node) -> Node:
@@ -125,8 +101,7 @@ def find_obstacle(node: Node) -> Node:
     if isinstance(node, BatchStream) and node.batch_fn is None:
         steps, _ = _steps_before(node)
         return next((step for step in steps if type(step) not in _MAP_NODES and type(step) is not SeedStream), node)
-    moves = node.moves if isinstance(node, MapNode) else isinstance(node, _MOVING_STREAMS)
-    if not moves or not node.parents:
+    if not node.moves or not node.parents:
         return node
     obstacles = [find_obstacle(parent) for parent in node.parents]
     return next((found for found in obstacles if not _is_row_by_row(found)), obstacles[0])
@@ -136,11 +111,7 @@ def keeps_all_batches(node: Node) -> bool:
     """Whether it is clear that no operation after the last `batch` leaves some batches out."""
     if isinstance(node, (Batch, BatchStream)):
         return True
-    if isinstance(node, reindex.Reindex):
-        keeps = isinstance(node, (reindex.Repeat, reindex.Shuffle, reindex.WindowShuffle, reindex.Seed))
-    else:
-        keeps = node.transparent or isinstance(node, (Elements, SeedStream, RepeatStream))
-    return keeps and all(map(keeps_all_batches, node.parents))
+    return (node.transparent or isinstance(node, _KEEP_ALL)) and all(map(keeps_all_batches, node.parents))
 
 
 def tail_of(batch: Batch | BatchStream) -> int | None:
@@ -157,14 +128,10 @@ def _may_have_tail(node: Node) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LocalRows(OneParentMap):
+class LocalRows(Transparent):
     """The rows of this process of each batch of the parent, which makes batches, and the sizes of the batch."""
 
     choice: RowChoice
-
-    transparent = True
-    takes_a_place = False
-    one_to_one = True
 
     @property
     def _batches(self) -> Batches:
@@ -190,9 +157,6 @@ class LocalRows(OneParentMap):
     @property
     def in_place(self) -> InPlace:
         return self.parent.in_place
-
-    def call(self) -> str:
-        return self.parent.call()
 
 
 @dataclasses.dataclass(slots=True)
@@ -243,8 +207,9 @@ _MAP_NODES: dict[type[Elementwise], type[Any]] = {
 }
 
 
-def _as_map_node(batch: BatchStream) -> tuple[Batch, Elements, list[Ahead | Pulled | WithOptions]] | None:
-    """The batches of a stream as a map node, the elements that the stream begins from, and how it is to be run.
+def _as_map_node(batch: BatchStream) -> tuple[Batch, Elements, list[OneParent]] | None:
+    """The batches of a stream as a map node, the elements that the stream begins from, and the nodes that say how to
+    run it, the first one first.
 
     None where an element may be dropped, or depends on more than its index.
     """
@@ -265,13 +230,16 @@ def _as_map_node(batch: BatchStream) -> tuple[Batch, Elements, list[Ahead | Pull
     return Batch(node, batch.batch_size, batch.drop_remainder), elements, around[::-1]
 
 
-def _steps_before(batch: BatchStream) -> tuple[list[StreamNode], list[Ahead | Pulled | WithOptions]]:
-    """The steps before a batch, the last one first, up to one that has no single parent; and how they are to be run."""
+def _steps_before(batch: BatchStream) -> tuple[list[StreamNode], list[OneParent]]:
+    """The steps before a batch, up to one that has no single parent, and the nodes that say how to run them.
+
+    Both lists begin with the node next to the batch.
+    """
     steps: list[StreamNode] = []
-    around: list[Ahead | Pulled | WithOptions] = []
+    around: list[OneParent] = []
     node: Node = batch.parent
     while isinstance(node, StreamNode):
-        if isinstance(node, (Ahead, Pulled, WithOptions)):
+        if isinstance(node, OneParent) and node.transparent and node.moves:
             around.append(node)
         else:
             steps.append(node)
@@ -281,30 +249,17 @@ def _steps_before(batch: BatchStream) -> tuple[list[StreamNode], list[Ahead | Pu
     return steps, around
 
 
-class _RowsOfStreamCursor(Cursor):
+class _RowsOfStreamCursor(Same):
     """Translates between the number of a batch and the state of a stream, which counts elements."""
 
     def __init__(self, parent: Cursor, batch: BatchStream, length: int):
-        self.parent = parent
-        self.parents = (parent,)
+        super().__init__(parent)
         self._size, self._length = batch.batch_size, length
         steps = reversed(_steps_before(batch)[0])
         self._counts = [step.count_key for step in steps if isinstance(step, Elementwise) and step.count_key]
 
     def pull(self, count: int) -> Block:
         return self.parent.pull(count)
-
-    def mark(self) -> Mark:
-        return self.parent.mark()
-
-    def rewind(self, mark: Mark) -> None:
-        self.parent.rewind(mark)
-
-    def get_next_index(self) -> int:
-        return self.parent.get_next_index()
-
-    def set_next_index(self, index: int) -> None:
-        self.parent.set_next_index(index)
 
     def state_of(self, mark: Mark) -> State:
         batches = read_count(self.parent.state_of(mark), "next_index")
@@ -372,21 +327,16 @@ class Measure:
     """How many rows a batch usually has; 0 where that is not known."""
 
     def __call__(self, batch: Any) -> tuple[Any, np.ndarray]:
-        size = _count_rows(batch)
+        size = count_rows(batch)
+        if size is None:
+            raise ValueError(
+                "`remainder` needs batches whose arrays all have the same number of rows, and at least one; got "
+                f"{trees.describe(batch)}. Leave `remainder` out, or give each array a first axis for the rows."
+            )
         whole = self.choice.global_size(size, self.full)
         if self.choice.remainder == "pad" and whole > size:
             batch = trees.map_leaves(lambda leaf: _pad(np.asarray(leaf), whole), batch)
         return batch, np.array((size, whole))
-
-
-def _count_rows(batch: Any) -> int:
-    sizes: Sequence[Any] = [np.shape(leaf)[:1] for leaf in trees.leaves(batch)]
-    if len(set(sizes)) != 1 or not sizes[0] or not sizes[0][0]:
-        raise ValueError(
-            "`remainder` needs batches whose arrays all have the same number of rows, and at least one; got "
-            f"{trees.describe(batch)}. Leave `remainder` out, or give each array a first axis for the rows."
-        )
-    return sizes[0][0]
 
 
 def _pad(leaf: np.ndarray, size: int) -> np.ndarray:

@@ -36,7 +36,7 @@ class ExactMix(Select):
         return self._quotas.mixed(indices)
 
     def call(self) -> str:
-        stages = [(start, _show(weights)) for start, weights in self.stages]
+        stages = [(start, _format_weights(weights)) for start, weights in self.stages]
         weights = stages[0][1] if len(stages) == 1 else stages
         return f"mix(weights={weights}, exact=True{', when_exhausted=restart' if self.restarts else ''})"
 
@@ -62,10 +62,10 @@ class MixToTheLast(Select):
         return all(self.weights)
 
     def call(self) -> str:
-        return f"mix(weights={_show(self.weights)}, when_exhausted=continue)"
+        return f"mix(weights={_format_weights(self.weights)}, when_exhausted=continue)"
 
 
-def _show(weights: tuple[int, ...]) -> list[float]:
+def _format_weights(weights: tuple[int, ...]) -> list[float]:
     """Weights as they are shown: whole numbers if they are short, else shares."""
     return list(weights) if max(weights) < 10**6 else [float(f"{weight / sum(weights):.4g}") for weight in weights]
 
@@ -85,7 +85,7 @@ def mix_exactly(
     """Checks the arguments of an exact mixture and builds it."""
     if when_exhausted not in ("stop", "restart", "continue"):
         raise ValueError(f'when_exhausted must be "stop", "restart" or "continue", got {when_exhausted!r}.')
-    stages = _stages(parts, weights, temperature)
+    stages = _read_stages(parts, weights, temperature)
     for number, part in enumerate(parts):
         if part.length == 0 and any(numbers[number] for _, numbers in stages):
             raise ValueError(
@@ -99,16 +99,16 @@ def mix_exactly(
     return ExactMix(parts, stages, when_exhausted == "restart")
 
 
-def _stages(parts: tuple[MapNode, ...], weights: Weights | None, temperature: float | None) -> tuple[Stage, ...]:
+def _read_stages(parts: tuple[MapNode, ...], weights: Weights | None, temperature: float | None) -> tuple[Stage, ...]:
     count = len(parts)
     if weights == "size":
-        return ((0, _by_size([part.length for part in parts], temperature)),)
+        return ((0, _weigh_by_size([part.length for part in parts], temperature)),)
     if temperature is not None:
         raise ValueError(f'temperature goes with weights="size"; got temperature={temperature!r}, weights={weights!r}.')
     if isinstance(weights, str):
         raise ValueError(f'weights must be numbers, a schedule or "size", got {weights!r}.')
     if not is_special(weights):
-        return ((0, _numbers([1] * count if weights is None else weights, count)),)
+        return ((0, _check_weights([1] * count if weights is None else weights, count)),)
     stages: list[Stage] = []
     for entry in weights or ():
         if not _is_stage(entry):
@@ -119,18 +119,18 @@ def _stages(parts: tuple[MapNode, ...], weights: Weights | None, temperature: fl
             raise ValueError(
                 f"Positions of a schedule must begin with 0 and grow, got {[entry[0] for entry in weights or ()]}."  # type: ignore[index]
             )
-        stages.append((start, _numbers(numbers, count)))
+        stages.append((start, _check_weights(numbers, count)))
     return tuple(stages)
 
 
-def _numbers(weights: Any, count: int) -> tuple[int, ...]:
+def _check_weights(weights: Any, count: int) -> tuple[int, ...]:
     checked = checks.weights(weights, count, zero_allowed=True)
     assert checked is not None
     whole = [int(number) if float(number).is_integer() else number for number in checked]
     return whole_numbers(whole)
 
 
-def _by_size(lengths: list[int], temperature: float | None) -> tuple[int, ...]:
+def _weigh_by_size(lengths: list[int], temperature: float | None) -> tuple[int, ...]:
     heat = 1.0 if temperature is None else float(temperature)
     if not 0 < heat < float("inf"):
         raise ValueError(f"temperature must be above zero and finite, got {temperature!r}.")

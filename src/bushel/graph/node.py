@@ -77,12 +77,21 @@ def take_in_order(read: Callable[[int, int], Block], low: int, high: int) -> Blo
 def raise_for_row(error: Exception, count: int, left: Iterator[Any], where: Callable[[int], str]) -> NoReturn:
     """Raises the RowFailed for an error in a loop over `count` rows, of which the iterator `left` has the rest.
 
-    How far the iterator got tells the row that failed, so that a loop pays nothing for it while all goes well.
+    The row that failed follows from how many rows the iterator has left. So the loop itself need not count rows.
     """
     if isinstance(error, RowFailed):
         raise error
     row = count - operator.length_hint(left) - 1
     raise RowFailed(row, locate_error(error, where(row))) from error
+
+
+def call_for_each(function: Callable[[int], Any], numbers: list[int], what: str) -> list[Any]:
+    """`function(number)` for each number, where the user's function chooses elements; RowFailed says `what` failed."""
+    left = iter(numbers)
+    try:
+        return [function(number) for number in left]
+    except Exception as error:
+        raise_for_row(error, len(numbers), left, lambda row: describe_failure(what, numbers[row], ()))
 
 
 @dataclasses.dataclass(slots=True)
@@ -129,7 +138,7 @@ class Origin:
     indices: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{'record' if len(self.indices) == 1 else 'records'} {_list(self.indices)} of {self.source}"
+        return f"{'record' if len(self.indices) == 1 else 'records'} {_list_numbers(self.indices)} of {self.source}"
 
 
 class Epochs(enum.IntEnum):
@@ -172,8 +181,14 @@ class Node(abc.ABC):
     transparent: ClassVar[bool] = False
     """Whether this node only says how its parent runs. It is then no part of the pipeline's identity."""
 
+    moves: ClassVar[bool] = False
+    """Whether its elements are those of its parents, at other indices. A map node is then `one_to_one` too."""
+
     takes_a_place: ClassVar[bool] = True
     """Whether this node counts where an operation's seed is derived from its place in the pipeline."""
+
+    family: ClassVar[str | None] = None
+    """The name in the identity of a pipeline, for classes that share one. The class is then one of the parameters."""
 
     @property
     @abc.abstractmethod
@@ -189,12 +204,17 @@ class Node(abc.ABC):
         """The node as it reads in an error message; by default as the user wrote it."""
         return self.call()
 
+    no_spec: ClassVar[str] = ""
+    """Why the shapes of the elements are not known without reading one; empty where they are known."""
+
     @optional
     def element_spec(self) -> Any:
         """A tree of ShapeDtypeStruct, known without reading; by default that of the first parent.
 
         Raises an error that says why where shapes are not known.
         """
+        if self.no_spec:
+            raise NotImplementedError(self.no_spec)
         return self.parents[0].element_spec()
 
     @property
@@ -221,23 +241,18 @@ class Node(abc.ABC):
         """The user's class that this node stands for, where its code is part of the identity; by default none."""
         return None
 
-    @property
-    @optional
-    def identity_name(self) -> str:
-        """The name of its kind in the identity of a pipeline; by default that of its class."""
-        return type(self).__name__
-
     @optional
     def parameters(self) -> dict[str, Any]:
         """What distinguishes this node from another of its kind; by default its fields.
 
         Parents, and fields marked `identity=False` (options of running), are left out.
         """
-        if not dataclasses.is_dataclass(self):
-            return {}
-        fields = [field for field in dataclasses.fields(self) if field.metadata.get("identity", True)]
-        own = {field.name: getattr(self, field.name) for field in fields}
-        return {name: value for name, value in own.items() if not _is_structure(value)}
+        own: dict[str, Any] = {} if self.family is None else {"operation": type(self).__name__}
+        for field in dataclasses.fields(self) if dataclasses.is_dataclass(self) else ():
+            value = getattr(self, field.name)
+            if field.metadata.get("identity", True) and not _is_structure(value):
+                own[field.name] = value
+        return own
 
 
 def _is_structure(value: Any) -> bool:
@@ -255,9 +270,6 @@ class MapNode(Node):
 
     one_to_one: ClassVar[bool] = False
     """Whether each element is made of exactly one element of one parent."""
-
-    moves: ClassVar[bool] = False
-    """Whether its elements are those of its parents, at other indices. They are then `one_to_one` too."""
 
     pure: ClassVar[bool] = True
     """Whether an element follows from what it is made of alone, and not from its index or from chance."""
@@ -417,6 +429,17 @@ class Moved(OneParentMap):
         return self.parent.in_place
 
 
+class Transparent(OneParentMap):
+    """A map node that says how its parent is read. It takes no place, and reads as the parent in messages."""
+
+    transparent = True
+    takes_a_place = False
+    one_to_one = True
+
+    def call(self) -> str:
+        return self.parent.call()
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class SeveralParents(MapNode):
     """A map node that draws from several others."""
@@ -493,7 +516,7 @@ def describe_failure(what: str, index: int | list[int], origins: tuple[Origin, .
     """The note on an error: which transformation failed, at which of its elements, made of which records."""
     made_of = "; ".join(map(str, origins))
     numbers = [index] if isinstance(index, int) else index
-    at = f"its element {numbers[0]}" if len(numbers) == 1 else f"one of its elements {_list(numbers)}"
+    at = f"its element {numbers[0]}" if len(numbers) == 1 else f"one of its elements {_list_numbers(numbers)}"
     return f"bushel: {what} failed at {at}" + (f", made of {made_of}." if made_of else ".")
 
 
@@ -505,5 +528,5 @@ def merge_origins(origins: Iterable[Origin]) -> tuple[Origin, ...]:
     return tuple(Origin(source, indices) for source, indices in by_source.items())
 
 
-def _list(numbers: Sequence[int]) -> str:
+def _list_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from bushel.base import blocks
-from bushel.base.blocks import Block, Columns
+from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, add_note, describe_error, inside, locate_error
 from bushel.base.ownership import own
@@ -17,6 +17,7 @@ from bushel.graph.batch import BatchFn, derive_batch_spec, format_batch_call, ma
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows, pull_exactly
 from bushel.graph.elementwise import Elementwise, Step
 from bushel.graph.operation import FLAT_MAP_ALL, format_call
+from bushel.graph.reindex import zip_blocks
 from bushel.graph.skips import Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State, read_count, read_field
 from bushel.graph.streams import OneParent, Opener, Ordered, SeveralStreams
@@ -44,8 +45,10 @@ class BatchStream(Step):
     @property
     def length(self) -> int | None:
         elements = self.parent.length
-        if elements is None or elements >= INFINITE:
-            return elements
+        return elements if elements is None or elements >= INFINITE else self.count_batches(elements)
+
+    def count_batches(self, elements: int) -> int:
+        """How many batches so many elements make."""
         return elements // self.batch_size if self.drop_remainder else -(-elements // self.batch_size)
 
     def element_spec(self) -> Any:
@@ -113,11 +116,10 @@ class FlatMapStream(OneParent, Ordered):
 
     transform: Any
 
-    def open(self, opener: Opener) -> Cursor:
-        return _FlatMapCursor(opener.open(_Parts(self.parent, self.transform)), opener.skips)
+    no_spec = "The shapes after flat_map are not known without running it."
 
-    def element_spec(self) -> Any:
-        raise NotImplementedError("The shapes after flat_map are not known without running it.")
+    def open(self, opener: Opener) -> Cursor:
+        return _FlatMapCursor(opener.open(_Parts(self.parent, self.transform)), self, opener.skips)
 
     def call(self) -> str:
         return format_call("flat_map", self.transform)
@@ -125,12 +127,12 @@ class FlatMapStream(OneParent, Ordered):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Parts(Elementwise):
-    """What each element becomes, as a list. This is the user's function, and can be computed ahead."""
+    """The list of parts of each element. It calls the user's function, as a step of a program: workers can do it."""
 
     kind = FLAT_MAP_ALL
 
 
-class _FlatMapCursor(GroupCursor):
+class _FlatMapCursor(GroupCursor[FlatMapStream]):
     """A group is the list of parts of one element."""
 
     given_key, group_name = "next_index_in_buffer", "what flat_map makes of an element"
@@ -150,6 +152,8 @@ class MixStream(SeveralStreams, Ordered):
 
     weights: tuple[int, ...]
     keys: tuple[str, ...] | None = None
+
+    moves = True
 
     def open(self, opener: Opener) -> Cursor:
         return _MixCursor(tuple(opener.part(part) for part in self.parts), self)
@@ -210,7 +214,7 @@ class _MixCursor(Cursor):
         saved = read_field(state, "parents", list if keys is None else dict)
         index, stop = read_count(state, "index"), read_field(state, "stop", bool)
         if keys is None:
-            return marks_of(self.parents, saved, "mixture"), index, stop
+            return read_marks(self.parents, saved, "mixture"), index, stop
         marks = []
         for key, parent in zip(keys, self.parents, strict=True):
             with inside("parents", key):
@@ -219,7 +223,7 @@ class _MixCursor(Cursor):
         return marks, index, stop
 
 
-def marks_of(parents: tuple[Cursor, ...], states: list[Any], what: str) -> list[Mark]:
+def read_marks(parents: tuple[Cursor, ...], states: list[Any], what: str) -> list[Mark]:
     """The positions of several parents, whose states are the list under "parents"."""
     if len(states) != len(parents):
         raise StateMismatch(
@@ -266,15 +270,15 @@ class _ZipCursor(Cursor):
         self.ended = False
 
     def pull(self, count: int) -> Block:
-        if count > 1 and not self.ended and (block := self._together(count)) is not None:
+        if count > 1 and not self.ended and (block := self._pull_together(count)) is not None:
             return block
         rows = make_rows(self, count, self._next_tuple, self.skips)
         return blocks.join(rows) if rows else []
 
-    def _together(self, count: int) -> Block | None:
-        """The next `count` tuples, each stream read in one go. None if a stream ends or fails among them.
+    def _pull_together(self, count: int) -> Block | None:
+        """The next `count` tuples, with one pull of each stream. None if a stream ends or fails among them.
 
-        Then they are read tuple by tuple, so that nothing is read beyond the end of the shortest stream.
+        The caller then reads tuple by tuple, so that nothing is read beyond the end of the shortest stream.
         """
         before = self.mark()
         with collect_skips(self.skips) as skipped:
@@ -287,7 +291,7 @@ class _ZipCursor(Cursor):
                 self.rewind(before)
                 return None
         count_collected(self.skips, skipped)
-        return _zip_blocks(columns, count)
+        return zip_blocks(columns, count)
 
     def _next_tuple(self) -> Any:
         """The next tuple as a block of one, or END."""
@@ -299,18 +303,19 @@ class _ZipCursor(Cursor):
             if not len(block):
                 if self.node.strict:
                     self._check_ends(number)
-                self.ended = True  # else a longer stream would lose one more element each time this one is asked
+                # Otherwise each further pull would take one more element from a longer stream.
+                self.ended = True
                 return END
             columns.append(block)
-        return _zip_blocks(columns, 1)
+        return zip_blocks(columns, 1)
 
     def _check_ends(self, number: int) -> None:
         """Raises unless all streams have ended; stream `number` has, before those after it were asked."""
         if number:
-            raise ValueError(_unequal(number, "shorter"))
+            raise ValueError(_describe_lengths(number, "shorter"))
         for other, parent in enumerate(self.parents[1:], 1):
             if len(parent.pull(1)):
-                raise ValueError(_unequal(other, "longer"))
+                raise ValueError(_describe_lengths(other, "longer"))
 
     def mark(self) -> Mark:
         return [parent.mark() for parent in self.parents], self.ended
@@ -329,16 +334,9 @@ class _ZipCursor(Cursor):
     def mark_of(self, state: State) -> Mark:
         states = read_field(state, "parents", list)
         ended = "ended" in state and read_field(state, "ended", bool)
-        return marks_of(self.parents, states, "zip"), ended
+        return read_marks(self.parents, states, "zip"), ended
 
 
-def _unequal(number: int, how: str) -> str:
+def _describe_lengths(number: int, how: str) -> str:
     others = "stream 1" if number == 1 else f"streams 1 to {number}"
     return f"zip: stream {number + 1} is {how} than {others}. Pass strict=False to end with the shortest."
-
-
-def _zip_blocks(parts: list[Block], count: int) -> Block:
-    columns = [block.tree for block in parts if isinstance(block, Columns) and block.present is None]
-    if len(columns) == len(parts):
-        return Columns(tuple(columns), count)
-    return list(zip(*map(blocks.rows_of, parts), strict=True))

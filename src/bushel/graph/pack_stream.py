@@ -39,6 +39,8 @@ class Pack(OneParent, Ordered):
     padding_struct: Any = None
     max_sequences_per_bin: int | None = None
 
+    no_spec = "The shapes of packed elements are not known without reading one."
+
     def __post_init__(self) -> None:
         checks.positive(self.num_packing_bins, "num_packing_bins")
         checks.seed(self.seed)
@@ -52,12 +54,9 @@ class Pack(OneParent, Ordered):
             )
 
     def open(self, opener: Opener) -> Cursor:
-        # Tokens are copied into rows. What is kept in lists goes on as it is.
+        # Tokens are copied into rows. Entries that are kept in lists are handed on without a copy.
         copied = not Features(self).loose
         return _PackCursor(opener.open(self.parent, copied=copied), self, opener.skips)
-
-    def element_spec(self) -> Any:
-        raise NotImplementedError("The shapes of packed elements are not known without reading one.")
 
     def call(self) -> str:
         name = {"first_fit": "FirstFitPackIterDataset", "best_fit": "BestFitPackIterDataset"}[self.strategy]
@@ -68,7 +67,7 @@ class Features:
     """The sequences of an element: which there are, how long their rows are, and how to take them out of elements."""
 
     def __init__(self, node: Pack):
-        self.struct = checked_lengths(node.length_struct)
+        self.struct = check_lengths(node.length_struct)
         self.meta = node.meta_features
         self.loose = [name for name in self.meta if name not in self.struct]  # kept in lists, as they are
         self.capacities: list[int] = trees.leaves(self.struct)
@@ -78,14 +77,14 @@ class Features:
                     f"length_struct has a tree at {name!r}: {value!r}. Trees of sequences get no segment ids; name "
                     f"{name!r} in meta_features, or flatten it."
                 )
-        alignments = self._like("pack_alignment_struct", node.pack_alignment_struct)
+        alignments = self._match("pack_alignment_struct", node.pack_alignment_struct)
         self.alignments = alignments and [checks.positive(value, "An alignment") for value in alignments]
-        self.paddings = self._like("padding_struct", node.padding_struct) or [None] * len(self.capacities)
+        self.paddings = self._match("padding_struct", node.padding_struct) or [None] * len(self.capacities)
         places = np.cumsum([0] + [len(trees.leaves(value)) for value in self.struct.values()]).tolist()
         self.numbered = {n: p for n, p in zip(self.struct, places) if n not in self.meta}  # those with segment ids
         self._flat = tuple(self.struct) if len(self.capacities) == len(self.struct) else None
 
-    def _like(self, what: str, struct: Any) -> list[Any] | None:
+    def _match(self, what: str, struct: Any) -> list[Any] | None:
         if struct is None:
             return None
         try:
@@ -93,7 +92,7 @@ class Features:
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"{what} must have the structure of length_struct {self.struct}, got {struct}.") from error
 
-    def taken(self, rows: list[Any]) -> list[list[Any]]:
+    def take(self, rows: list[Any]) -> list[list[Any]]:
         """For each feature the sequences of all rows; a number is a sequence of one."""
         if self._flat is not None:
             columns = [[row[key] for row in rows] for key in self._flat]
@@ -101,12 +100,12 @@ class Features:
             columns = [list(column) for column in zip(*(leaves_up_to(self.struct, row) for row in rows), strict=True)]
         return [column if _are_sequences(column) else list(map(as_sequence, column)) for column in columns]
 
-    def built(self, values: list[Any]) -> dict[str, Any]:
+    def build(self, values: list[Any]) -> dict[str, Any]:
         """The leaves in the structure of length_struct."""
         return dict(trees.flatten(self.struct)[1](values))
 
 
-def checked_lengths(struct: Any) -> dict[str, Any]:
+def check_lengths(struct: Any) -> dict[str, Any]:
     """A length_struct: a mapping whose leaves are positive integers."""
     if not isinstance(struct, Mapping) or not trees.leaves(struct):
         raise ValueError(f"length_struct must map the features to the lengths of their rows, got {struct!r}.")
@@ -117,7 +116,7 @@ def checked_lengths(struct: Any) -> dict[str, Any]:
 
 
 def leaves_up_to(struct: Any, element: Any) -> list[Any]:
-    """What an element has where `struct` has leaves."""
+    """The entries of an element at the places where `struct` has leaves."""
     if isinstance(struct, Mapping):
         return [leaf for key, value in struct.items() for leaf in leaves_up_to(value, element[key])]
     if isinstance(struct, (list, tuple)):
@@ -189,7 +188,7 @@ def fill_rows(laid: Layout, pieces: Sequence[np.ndarray], like: np.ndarray, padd
     return out
 
 
-class _PackCursor(GroupCursor):
+class _PackCursor(GroupCursor[Pack]):
     """A group is the rows that are packed together; `extra` is how many rows were given in all.
 
     `beyond` is the first sequence that found no place in the group, with the parent's position before it.
@@ -198,8 +197,7 @@ class _PackCursor(GroupCursor):
     given_key, extra_key, group_name = "next_row", "counter", "a group of packed rows"
 
     def __init__(self, parent: Cursor, node: Pack, skips: Skips | None):
-        super().__init__(parent, skips, extra=0)
-        self.node = node
+        super().__init__(parent, node, skips, extra=0)
         self.features = Features(node)
 
     def pull(self, count: int) -> Block:
@@ -236,28 +234,28 @@ class _PackCursor(GroupCursor):
                 elements = blocks.rows_of(self.read_parent(bins.empty or 1))
             if not elements:
                 break
-            taken, others, sizes = self._measured(elements)
+            taken, others, sizes = self._measure(elements)
             placed = bins.place(sizes)  # all of several, or none of one
             if placed < len(elements):
                 elements = elements[placed:]
                 break
-            for all_of_it, some in zip(sequences + lengths + loose, taken + sizes + others):
-                all_of_it += some
+            for column, more in zip(sequences + lengths + loose, taken + sizes + others):
+                column += more
             elements = []
         self.beyond = before, elements
         if self.behind and self.given >= bins.used:
             raise self.describe_mismatch(bins.used)
-        return self._filled(bins, sequences, lengths, loose) if bins.used else None
+        return self._fill(bins, sequences, lengths, loose) if bins.used else None
 
-    def _measured(self, rows: list[Any]) -> tuple[list[list[Any]], list[list[Any]], list[list[int]]]:
+    def _measure(self, rows: list[Any]) -> tuple[list[list[Any]], list[list[Any]], list[list[int]]]:
         """The sequences of some elements, their other entries, and how long the sequences are: by feature."""
         try:
-            taken = self.features.taken(rows)
+            taken = self.features.take(rows)
             others = [[row[name] for row in rows] for name in self.features.loose]
             sizes = [list(map(len, column)) for column in taken]
             if any([max(column) > capacity for column, capacity in zip(sizes, self.features.capacities)]):
                 wrong = too_long(np.array(sizes).T, self.features.capacities)
-                has = self.features.built([column[wrong or 0] for column in sizes])
+                has = self.features.build([column[wrong or 0] for column in sizes])
                 raise ValueError(
                     f"A sequence is longer than its row: lengths {has}, rows of {self.features.struct}. "
                     "Truncate it before packing, or make rows longer."
@@ -266,9 +264,10 @@ class _PackCursor(GroupCursor):
             raise RowFailed(0, locate_error(error, f"bushel: {self.node.describe()} failed.")) from error
         return taken, others, sizes
 
-    def _filled(
+    def _fill(
         self, bins: Bins, sequences: list[list[np.ndarray]], lengths: list[list[int]], loose: list[list[Any]]
     ) -> Block:
+        """The rows of a group, in the order in which they are handed out."""
         node, features, placed = self.node, self.features, bins.placement()
         rows, order = placed.rows, None
         if node.shuffle_bins:
@@ -287,18 +286,18 @@ class _PackCursor(GroupCursor):
             ]
         except ValueError as error:
             shapes = [sorted({sequence.shape[1:] for sequence in some}) for some in sequences]
-            where = f"bushel: {node.describe()} failed: inner shapes of sequences are {features.built(shapes)}."
+            where = f"bushel: {node.describe()} failed: inner shapes of sequences are {features.build(shapes)}."
             raise RowFailed(0, locate_error(error, where)) from error
-        data = features.built(values)
+        data = features.build(values)
         for name, number in features.numbered.items():
             data[f"{name}_segment_ids"] = layouts[number].segment_ids()
             data[f"{name}_positions"] = layouts[number].positions()
         if order is not None and node.shuffle_bins_group_by_feature is not None:
-            order = _by_group(data[node.shuffle_bins_group_by_feature], order)
+            order = _sort_by_group(data[node.shuffle_bins_group_by_feature], order)
             data = trees.map_leaves(lambda leaf: leaf[order], data)
             rows = np.argsort(order)[rows]
         packed = Columns(data, bins.used)
-        return packed if not loose else _with_lists(packed, features.loose, loose, rows)
+        return packed if not loose else _add_lists(packed, features.loose, loose, rows)
 
     def mark_of(self, state: State) -> Mark:
         given, counter = read_count(state, "next_row", self.node.num_packing_bins), read_count(state, "counter")
@@ -309,7 +308,7 @@ class _PackCursor(GroupCursor):
         return super().mark_of(state)
 
 
-def _by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
+def _sort_by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
     """Rows by the mean of the different values other than zero in each, those of one mean as they were shuffled."""
     means = []
     for row in values:
@@ -319,7 +318,7 @@ def _by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
     return np.lexsort((shuffled, means))
 
 
-def _with_lists(packed: Columns, names: Sequence[str], loose: list[list[Any]], rows: np.ndarray) -> list[Any]:
+def _add_lists(packed: Columns, names: Sequence[str], loose: list[list[Any]], rows: np.ndarray) -> list[Any]:
     """Packed rows with the entries of their elements in lists."""
     made = packed.rows()
     for name, entries in zip(names, loose, strict=True):

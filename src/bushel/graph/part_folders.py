@@ -1,8 +1,8 @@
 """Caches that are being filled: a folder under a temporary name, or objects that no index names yet.
 
-A folder on disk holds a lock, by which other processes know that somebody is still at work. The kernel releases the
-lock when the process ends, however it ends. Process numbers could not tell: containers that share a folder have process
-numbers of their own. A store has no locks: there, objects that no index names are removed when they are old.
+A folder on disk holds a lock, by which other processes know that a process still fills it. The kernel releases the
+lock when that process ends, also if it is killed. Process numbers would not do: containers that share a folder have
+process numbers of their own. A store has no locks: there, objects that no index names are removed when they are old.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INDEX = "index.json"
 _PREFIX, _BEGUN = ".part-", ".begun-"
 _LOCK = ".lock"
 _FORGOTTEN_S = 7 * 24 * 3600.0
-"""A folder whose lock tells nothing is removed once nobody has changed it for so long."""
+"""A folder whose lock does not say whether its process is alive is removed after so long without a change."""
 
 
 def temporary_name() -> str:
@@ -51,7 +51,7 @@ class Part(abc.ABC):
 
 
 def begin(folder: Folder, key: str) -> Part:
-    """A part that becomes the cache `key` in a folder. What killed processes have left there is removed."""
+    """A part that becomes the cache `key` in a folder. Removes the parts that killed processes have left there."""
     if not folder.on_disk:
         _remove_old(folder, key)
         return _PartObjects(folder, key)
@@ -62,11 +62,11 @@ def begin(folder: Folder, key: str) -> Part:
 
 
 def remove_cache(folder: Folder, key: str) -> None:
-    """Removes a cache: first what others find it by."""
+    """Removes a cache. First it removes the name or the index by which other processes find the cache."""
     if folder.on_disk:
-        aside = Path(folder.address) / temporary_name()
-        os.rename(Path(folder.address) / key, aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        renamed = Path(folder.address) / temporary_name()
+        os.rename(Path(folder.address) / key, renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
     else:
         folder.remove([f"{key}/{INDEX}"])
         folder.remove(folder.names(key, deep=True))
@@ -94,7 +94,7 @@ class PartFolder(Part):
         try:
             self._rename()
         except OSError:
-            if (self._target / INDEX).exists():  # another one was faster
+            if (self._target / INDEX).exists():  # another process was faster
                 self.remove()
                 return
             shutil.rmtree(self._target, ignore_errors=True)  # a folder whose index is gone is of no use
@@ -103,7 +103,7 @@ class PartFolder(Part):
     def _rename(self) -> None:
         (self.path / _LOCK).unlink(missing_ok=True)
         os.rename(self.path, self._target)
-        self._release()  # not before: whoever gets the lock takes the folder for a forgotten one
+        self._release()  # not before: a process that gets the lock would remove the folder as a forgotten one
 
     def remove(self) -> None:
         """Removes the folder with all that is in it. A forked child, which has a copy of this, removes nothing."""
@@ -132,7 +132,7 @@ def _remove_if_forgotten(folder: Path) -> None:
         lock = None
     try:
         if lock is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises an OSError where somebody holds it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises an OSError if a process holds it
         # Some network file systems keep locks on one machine alone: the lock of another machine's process looks free.
         own = lock is not None and folder.name.startswith(f"{_PREFIX}{socket.gethostname()}-")
         if own or time.time() - _last_change(folder) > _FORGOTTEN_S:
@@ -156,7 +156,7 @@ class _PartObjects(Part):
         self._process = os.getpid()
 
     def publish(self, index: dict[str, Any]) -> None:
-        if self.folder.exists(f"{self._key}/{INDEX}"):  # another one was faster
+        if self.folder.exists(f"{self._key}/{INDEX}"):  # another process was faster
             self.remove()
         else:
             self.folder.write(f"{self._key}/{INDEX}", sealed.json_bytes({**index, "folder": self._own}))

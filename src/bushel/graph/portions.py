@@ -13,7 +13,6 @@ from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, locate_error
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, Over, make_rows
-from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_count
 from bushel.graph.streams import OneParent, Opener, Ordered
 
@@ -23,6 +22,8 @@ class Limit(OneParent, Ordered):
     """The first `count` elements."""
 
     count: int
+
+    moves = True
 
     def __post_init__(self) -> None:
         checks.positive(self.count, "count")
@@ -39,10 +40,9 @@ class Limit(OneParent, Ordered):
         return f"limit({self.count})"
 
 
-class _LimitCursor(Over):
+class _LimitCursor(Over[Limit]):
     def __init__(self, parent: Cursor, node: Limit):
-        super().__init__(parent)
-        self.node = node
+        super().__init__(parent, node)
         self.given = 0
 
     def pull(self, count: int) -> Block:
@@ -85,6 +85,8 @@ class RepeatStream(OneParent, Ordered):
 
     num_epochs: int | None = None
 
+    moves = True
+
     def __post_init__(self) -> None:
         if self.num_epochs is not None:
             checks.positive(self.num_epochs, "num_epochs")
@@ -103,10 +105,9 @@ class RepeatStream(OneParent, Ordered):
         return f"repeat({'' if self.num_epochs is None else self.num_epochs})"
 
 
-class _RepeatCursor(Over):
+class _RepeatCursor(Over[RepeatStream]):
     def __init__(self, parent: Cursor, node: RepeatStream):
-        super().__init__(parent)
-        self.node = node
+        super().__init__(parent, node)
         self.start = parent.mark()
         self.epoch = 0
         self.fresh = False  # at the start of an epoch after the first, nothing read of it yet
@@ -117,7 +118,7 @@ class _RepeatCursor(Over):
             if len(block):
                 self.fresh = False
                 return block
-            if self.fresh:  # a whole epoch without an element: so are all others
+            if self.fresh:  # this epoch has no element, so no other has one
                 self.epoch = self.epoch if self.node.num_epochs is None else self.node.num_epochs
                 return []
             self.epoch += 1
@@ -168,15 +169,11 @@ class Rebatch(OneParent, Ordered):
         return f"rebatch({self.batch_size}{', drop_remainder=True' if self.drop_remainder else ''})"
 
 
-class _RebatchCursor(GroupCursor):
+class _RebatchCursor(GroupCursor[Rebatch]):
     """A group is the rows of one batch of the parent's."""
 
     given_key, group_name = "batch_idx", "a batch"
     keeps_given_at_end = True
-
-    def __init__(self, parent: Cursor, node: Rebatch, skips: Skips | None):
-        super().__init__(parent, skips)
-        self.node = node
 
     def pull(self, count: int) -> Block:
         return make_rows(self, count, self._next_batch, self.skips)
@@ -199,13 +196,19 @@ class _RebatchCursor(GroupCursor):
 
     def read_group(self) -> Block | None:
         rows = blocks.rows_of(self.read_parent(1))
-        return Columns(rows[0], self._size_of(rows[0])) if rows else None
+        return Columns(rows[0], self._count_rows(rows[0])) if rows else None
 
-    def _size_of(self, batch: Any) -> int:
-        sizes = {np.shape(leaf)[:1] for leaf in trees.leaves(batch)}
-        if len(sizes) == 1 and (size := sizes.pop()) and size[0]:
-            return size[0]
+    def _count_rows(self, batch: Any) -> int:
+        count = count_rows(batch)
+        if count is not None:
+            return count
         error = ValueError(
             f"rebatch needs trees of arrays that share a first axis, not an empty one; got {trees.describe(batch)}."
         )
         raise RowFailed(0, locate_error(error, f"bushel: {self.node.describe()} failed."))
+
+
+def count_rows(batch: Any) -> int | None:
+    """How many rows a batch has; None if its arrays do not share a first axis, or have no rows."""
+    sizes = {np.shape(leaf)[:1] for leaf in trees.leaves(batch)}
+    return sizes.pop()[0] or None if len(sizes) == 1 and () not in sizes else None

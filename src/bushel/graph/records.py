@@ -67,7 +67,7 @@ class _ReaderCursor(Cursor):
 
     def pull(self, count: int) -> Block:
         in_use = self._in_use
-        in_use.users += 1  # as `with` does, at a fifth of its price: this is done for every element
+        in_use.users += 1  # as `with` does, in a fifth of the time: this is done for every element
         try:
             if in_use.is_closed:
                 raise ValueError(CLOSED)
@@ -85,7 +85,7 @@ class _ReaderCursor(Cursor):
                 in_use.close()
 
     def _leave_out(self, error: Exception) -> None:
-        """Goes past what cannot be read, where that is wanted and possible."""
+        """Skips records that cannot be read. Raises if skipping was not asked for, or is not possible."""
         lost = self._reader.skip() if self._skips is not None and isinstance(error, _UNREADABLE) else 0
         if self._skips is None or not lost:
             raise RowFailed(0, error) from error
@@ -126,7 +126,7 @@ class _ReaderCursor(Cursor):
 
 
 _UNREADABLE = (DamagedFile, OSError)
-"""What may be wrong with a file itself, and no mistake of the program."""
+"""Errors of a file itself, which are skipped on request. Any other error is a mistake in the program."""
 
 
 class _Unopened(SequentialReader):
@@ -135,7 +135,7 @@ class _Unopened(SequentialReader):
     KEY = "unopened_left_out"
 
     def __init__(self, error: Exception | None):
-        self._error = error  # None once it has been told
+        self._error = error  # None once it was skipped
 
     def read(self, count: int) -> Block:
         if self._error is not None:
@@ -150,7 +150,7 @@ class _Unopened(SequentialReader):
         return {self.KEY: int(self._error is None)}
 
     def set_state(self, state: State) -> None:
-        """There is one position, before or after the failure; whoever goes there makes a new one of these."""
+        """Does nothing: the cursor makes a new object of this class for each position, before or after the failure."""
 
     def close(self) -> None:
         """Nothing is open."""

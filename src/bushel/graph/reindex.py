@@ -23,8 +23,7 @@ from bushel.graph.node import (
     Plan,
     PlanMany,
     SeveralParents,
-    describe_failure,
-    raise_for_row,
+    call_for_each,
 )
 from bushel.index import epochs, mix, shuffle, words
 from bushel.index.many_shuffles import ManyShuffles
@@ -35,12 +34,7 @@ _FEW_PARENTS = 16
 class Reindex(Moved):
     """The elements of one parent at the positions that index arithmetic gives."""
 
-    @property
-    def identity_name(self) -> str:
-        return "Reindex"
-
-    def parameters(self) -> dict[str, Any]:
-        return {"operation": type(self).__name__, **super().parameters()}
+    family = "Reindex"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -205,6 +199,7 @@ def _keep_indices(which: np.ndarray, indices: np.ndarray) -> np.ndarray:
 class Select(SeveralParents):
     """Elements of several parents in one index space: a subclass says which element is whose."""
 
+    family = "Select"
     one_to_one = True
     moves = True
 
@@ -251,13 +246,6 @@ class Select(SeveralParents):
     @property
     def epochs(self) -> Epochs:
         return min(part.epochs for part in self.parts) if self.whole_epochs else Epochs.DIFFERENT
-
-    @property
-    def identity_name(self) -> str:
-        return "Select"
-
-    def parameters(self) -> dict[str, Any]:
-        return {"operation": type(self).__name__, **super().parameters()}
 
 
 class Concatenate(Select):
@@ -306,12 +294,7 @@ class SelectByUser(Select):
         return _SelectedLater(self, indices)
 
     def choose(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        numbers = indices.tolist()
-        left = iter(numbers)
-        try:
-            pairs = [self._choose_one(index) for index in left]
-        except Exception as error:
-            raise_for_row(error, len(numbers), left, lambda row: describe_failure(self.call(), numbers[row], ()))
+        pairs = call_for_each(self._choose_one, indices.tolist(), self.call())
         return words.array([which for which, _ in pairs]), words.array([position for _, position in pairs])
 
     def _choose_one(self, index: int) -> tuple[int, int]:
@@ -366,8 +349,12 @@ class _Zipped(Plan):
     plans: list[Plan]
 
     def read(self, low: int, high: int, private: bool) -> Block:
-        parts = [plan.read(low, high, private) for plan in self.plans]
-        columns = [block for block in parts if isinstance(block, Columns) and block.present is None]
-        if len(columns) == len(parts):
-            return Columns(tuple(block.tree for block in columns), high - low)
-        return list(zip(*map(blocks.rows_of, parts), strict=True))
+        return zip_blocks([plan.read(low, high, private) for plan in self.plans], high - low)
+
+
+def zip_blocks(parts: list[Block], count: int) -> Block:
+    """Tuples of the elements of several blocks of `count` elements; columns stay columns."""
+    columns = [block.tree for block in parts if isinstance(block, Columns) and block.present is None]
+    if len(columns) == len(parts):
+        return Columns(tuple(columns), count)
+    return list(zip(*map(blocks.rows_of, parts), strict=True))

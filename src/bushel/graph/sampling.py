@@ -14,7 +14,7 @@ from bushel.base.records import Record, RecordMetadata
 from bushel.base.rng import make_generator
 from bushel.base.sharding import NoSharding, ShardOptions, even_split
 from bushel.base.transforms import short_name, show_value
-from bushel.graph.node import Epochs, MadeOf, OneParentMap, Plan, describe_failure, made_of_one_each, raise_for_row
+from bushel.graph.node import Epochs, MadeOf, OneParentMap, Plan, call_for_each, made_of_one_each
 from bushel.index import epochs, shuffle, words
 
 
@@ -237,23 +237,17 @@ class _ChosenByUser(Plan):
     numbers: list[int]
 
     def read(self, low: int, high: int, private: bool) -> Block:
-        numbers = self.numbers[low:high]
-        left = iter(numbers)
-        try:
-            chosen = [_call_sampler(self.node.sampler, number) for number in left]
-        except Exception as error:
-            raise_for_row(error, len(numbers), left, lambda row: describe_failure(self.node.call(), numbers[row], ()))
-        keys = words.array([metadata.record_key for metadata in chosen])  # type: ignore[misc]
+        chosen = call_for_each(self._call_sampler, self.numbers[low:high], self.node.call())
+        keys = words.array([metadata.record_key for metadata in chosen])
         block = self.node.parent.plan(keys).read(0, len(chosen), private)
         if not self.node.as_records:
             return block
         return [Record(metadata, row) for metadata, row in zip(chosen, blocks.rows_of(block))]
 
-
-def _call_sampler(sampler: Any, number: int) -> RecordMetadata:
-    metadata = sampler[number]
-    checks.integer(metadata.record_key, f"record_key of {metadata}")
-    return metadata
+    def _call_sampler(self, number: int) -> RecordMetadata:
+        metadata = self.node.sampler[number]
+        checks.integer(metadata.record_key, f"record_key of {metadata}")
+        return metadata
 
 
 def _find_length(sampler: Any) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -27,9 +28,9 @@ _KEPT_EPOCHS = 4
 class EpochTables:
     """A table per epoch, of which the last few are kept. A table for all epochs is pickled with the pipeline."""
 
-    def __init__(self, make: Callable[[int], Any], *, one_for_all: bool):
+    def __init__(self, make: Callable[[int], Any], one_for_all: bool, tables: dict[int, Any] | None = None):
         self._make, self._one_for_all = make, one_for_all
-        self._tables: dict[int, Any] = {}
+        self._tables: dict[int, Any] = tables or {}
         self._lock = threading.Lock()
 
     def __call__(self, epoch: int) -> Any:
@@ -46,13 +47,7 @@ class EpochTables:
             return self._tables[epoch]
 
     def __reduce__(self) -> Any:
-        return _epoch_tables, (self._make, self._one_for_all, self._tables if self._one_for_all else {})
-
-
-def _epoch_tables(make: Callable[[int], Any], one_for_all: bool, tables: dict[int, Any]) -> EpochTables:
-    restored = EpochTables(make, one_for_all=one_for_all)
-    restored._tables.update(tables)
-    return restored
+        return EpochTables, (self._make, self._one_for_all, self._tables if self._one_for_all else None)
 
 
 def pick_by_epoch(epoch: np.ndarray, offset: np.ndarray, pick: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
@@ -77,7 +72,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def table(self, values: np.ndarray, epoch: int) -> np.ndarray:
-        """What is worth keeping of one epoch; one entry per element after the rule."""
+        """The table of one epoch, which is kept: one entry per element after the rule."""
 
     @optional
     def pick(self, table: np.ndarray, offsets: np.ndarray, epoch: int) -> np.ndarray:
@@ -205,16 +200,9 @@ class Chosen(Moved):
         return self.rule.call(self.column, self.parent.length)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _TableOf:
-    """Makes the table of an epoch, from the nodes that the column was computed on: the pipeline's may be copies."""
-
-    parent: MapNode
-    column: Column
-    rule: Rule
-
-    def __call__(self, epoch: int) -> np.ndarray:
-        return self.rule.table(self.column.of_epoch(self.parent, epoch), epoch)
+def _make_table(node: MapNode, column: Column, rule: Rule, epoch: int) -> np.ndarray:
+    """The table of an epoch. `node` is the one that the column was computed on: the pipeline's may be a copy."""
+    return rule.table(column.of_epoch(node, epoch), epoch)
 
 
 def under_endless_repeat(node: MapNode, build: Callable[[MapNode], MapNode]) -> MapNode:
@@ -238,4 +226,5 @@ def choose(node: MapNode, column: Column, rule: Rule) -> MapNode:
             "mixture before mixing."
         )
     same = node.epochs is Epochs.SAME and not rule.reseeds
-    return Chosen(node, column, rule, EpochTables(_TableOf(node, column, rule), one_for_all=same))
+    make = functools.partial(_make_table, node, column, rule)
+    return Chosen(node, column, rule, EpochTables(make, one_for_all=same))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bushel.base.errors import StateMismatch
-from bushel.graph.state_fields import State, check_type, read_field
+from bushel.graph.state_fields import State, as_number, check_type, read_field
 
 
 def split_state(state: State, count: int, start_of: Callable[[int], State]) -> list[State]:
@@ -32,7 +32,7 @@ def split_state(state: State, count: int, start_of: Callable[[int], State]) -> l
     later: Mapping[int, State | None] = state["future_states"]
     following: int = state["next_index_in_datasets"]
 
-    def entry(number: int) -> State:
+    def make_entry(number: int) -> State:
         if number in in_cycle:
             return in_cycle[number]
         position = later.get(number)
@@ -40,7 +40,7 @@ def split_state(state: State, count: int, start_of: Callable[[int], State]) -> l
             return {"exhausted": 0, "state": position}
         return {"exhausted": int(number < following or number in later), "state": start_of(number)}
 
-    return [entry(number) for number in range(count)]
+    return [make_entry(number) for number in range(count)]
 
 
 def join_states(entries: Sequence[State], cycle_length: int) -> State:
@@ -70,7 +70,7 @@ def join_states(entries: Sequence[State], cycle_length: int) -> State:
 
 
 def check_entry(entry: Any) -> State:
-    """The entry of one stream, once it has the form that `split_state` gives it."""
+    """Returns the entry of one stream. Raises StateMismatch if it has another form than those of `split_state`."""
     exhausted, position = read_field(entry, "exhausted", int), read_field(entry, "state", object)
     if exhausted not in (0, 1):
         raise StateMismatch(f"A stream has ended (1) or not (0), got {exhausted!r}.", "exhausted")
@@ -86,26 +86,23 @@ def pick_entries(states: Any, first: int, step: int, count: int) -> dict[int, An
     """
     if not isinstance(states, Mapping):
         raise StateMismatch(f"Shard states are what get_shard_states() returned, a dict; got {states!r}.")
-    by_number: dict[int, Any] = {}
-    for key, entry in states.items():
-        is_text = isinstance(key, str) and key.isdecimal() and len(key) < 20  # what JSON makes of a number
-        by_number[check_type(int(key) if is_text else key, int, key if is_text else repr(key))] = entry
+    by_number = {check_type(as_number(key), int, repr(key)): entry for key, entry in states.items()}
     wanted = range(first, count, step)
     missing = [number for number in wanted if number not in by_number]
     unknown = sorted(number for number in by_number if not 0 <= number < count)
     if unknown:
         raise StateMismatch(
-            f"These are states of shards {_listed(unknown)}; the interleave has {count} datasets, 0 to {count - 1}. "
-            "Were they saved with more datasets?"
+            f"These are states of shards {_list_numbers(unknown)}; the interleave has {count} datasets, 0 to "
+            f"{count - 1}. Were they saved with more datasets?"
         )
     if missing:
         raise StateMismatch(
             f"Host {first} of {step} reads {len(wanted)} of the {count} datasets and needs a state for each; those of "
-            f"{_listed(missing)} are missing. Collect what get_shard_states() returned on all hosts."
+            f"{_list_numbers(missing)} are missing. Collect what get_shard_states() returned on all hosts."
         )
     return {number: by_number[number] for number in wanted}
 
 
-def _listed(numbers: list[int]) -> str:
+def _list_numbers(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return shown if len(numbers) <= 8 else f"{shown} ... ({len(numbers)} in all)"

@@ -17,11 +17,14 @@ _WIDTH = 100
 
 def text(node: Node) -> str:
     """The pipeline as it was written, one call per line unless it fits one line."""
-    calls, parts = _split_at_join(node)
-    head = f"{'MapDataset' if isinstance(node, MapNode) or _starts_as_map(node) else 'IterDataset'}.{calls[0]}"
-    if parts:
-        inner = ",\n".join(_indent(text(part), 8) for part in parts)
-        head = f"{head.partition('(')[0]}([\n{inner},\n    ]{_arguments(calls[0])})"
+    steps = [node]
+    while steps[0].parents and not steps[0].joins:
+        steps.insert(0, steps[0].parents[0])
+    first, calls = steps[0], [step.call() for step in steps]
+    head = f"{'MapDataset' if isinstance(first, MapNode) else 'IterDataset'}.{calls[0]}"
+    if first.parents:
+        inner = ",\n".join(_indent(text(part), 8) for part in first.parents)
+        head = f"{head.partition('(')[0]}([\n{inner},\n    ]{_get_arguments(calls[0])})"
     one_line = ".".join([head, *calls[1:]])
     if len(one_line) <= _WIDTH and "\n" not in one_line:
         return one_line
@@ -52,16 +55,17 @@ def describe(node: Node, read_one: Callable[[Node], Any] | None = None) -> Descr
       node: the last step.
       read_one: returns one element after a step. It is called where shapes are not known otherwise.
     """
-    return Description(tuple((step.call(), _length(step), _shapes(step, read_one)) for step in _steps(node)))
+    steps = _list_steps(node)
+    return Description(tuple((step.call(), _format_length(step), _format_shapes(step, read_one)) for step in steps))
 
 
-def _length(step: Node) -> str:
+def _format_length(step: Node) -> str:
     # Batches and shards of an endless dataset have fewer elements than INFINITE, but they are endless, too.
     length = step.length if isinstance(step, (MapNode, StreamNode)) else None
     return "" if length is None else "endless" if length >= INFINITE >> 16 else f"{length:,}"
 
 
-def _shapes(step: Node, read_one: Callable[[Node], Any] | None) -> str:
+def _format_shapes(step: Node, read_one: Callable[[Node], Any] | None) -> str:
     try:
         return trees.describe(step.element_spec())
     except (NotImplementedError, ValueError):
@@ -73,24 +77,11 @@ def _shapes(step: Node, read_one: Callable[[Node], Any] | None) -> str:
         return f"fails: {describe_error(error).splitlines()[0]}"
 
 
-def _split_at_join(node: Node) -> tuple[list[str], tuple[Node, ...]]:
-    steps = [node]
-    while steps[-1].parents and not steps[-1].joins:
-        steps.append(steps[-1].parents[0])
-    return [step.call() for step in reversed(steps)], steps[-1].parents
+def _list_steps(node: Node) -> list[Node]:
+    return [step for parent in node.parents for step in _list_steps(parent)] + [node]
 
 
-def _steps(node: Node) -> list[Node]:
-    return [step for parent in node.parents for step in _steps(parent)] + [node]
-
-
-def _starts_as_map(node: Node) -> bool:
-    while node.parents and not node.joins:
-        node = node.parents[0]
-    return isinstance(node, MapNode)
-
-
-def _arguments(call: str) -> str:
+def _get_arguments(call: str) -> str:
     inside = call.partition("(")[2].rpartition(")")[0]
     return f", {inside}" if inside else ""
 

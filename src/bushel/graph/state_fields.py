@@ -54,3 +54,8 @@ def read_count(state: Any, name: str, most: int = MOST_COUNTED) -> int:
             f"Entry {name!r} of an iterator's state counts elements; {number} is no such number.{limit}", name
         )
     return number
+
+
+def as_number(key: Any) -> Any:
+    """A key of a state that was a number before JSON turned it into a text; any other key as it is."""
+    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key

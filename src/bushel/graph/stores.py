@@ -7,17 +7,17 @@ store also keeps the elements that failed and were skipped, so that they count a
 from __future__ import annotations
 
 import abc
+import bisect
 import contextlib
-import dataclasses
+import functools
+import itertools
 import json
 import os
 import pickle
 import warnings
 import zlib
-from collections.abc import Mapping
-from typing import Any, Protocol
-
-import numpy as np
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from bushel.base import sealed, trees
 from bushel.base.errors import DamagedFile, add_note
@@ -36,44 +36,128 @@ CHUNK_ELEMENTS = 4096
 VERSION = 2
 
 
-class Kept(Protocol):
-    """All elements of a stream."""
+Chunk = tuple[list[Any], list[State]]
+"""Some elements of a stream, and the stream's state after each of them."""
 
-    end: State
-    """The stream's state once it has ended."""
 
-    skipped: Skipped
-    """The elements that failed and were skipped when the stream was read."""
+class Kept:
+    """All elements of a stream that was read to its end. One cursor uses it: it remembers the chunk that it has read.
 
-    def __len__(self) -> int: ...
+    Args:
+      read_chunk: reads a chunk, by its number and its checksum.
+      content: what `Recording.finish` has published.
+      index: the bytes of the file that holds this content.
+    """
+
+    def __init__(self, read_chunk: Callable[[int, int], Chunk], content: Mapping[str, Any], index: bytes = b""):
+        self._read_chunk = read_chunk
+        self._checksums = [checksum for _, checksum in content["chunks"]]
+        self._edges = list(itertools.accumulate((size for size, _ in content["chunks"]), initial=0))
+        self._start: State = content["start"]
+        self._first = 0
+        """The number of the first element in `_open`."""
+        self._open: Chunk = [], []
+        self.index = index
+        self.end: State = content["end"]
+        """The stream's state once it has ended."""
+        self.skipped: Skipped = content["skipped"]
+        """The elements that failed and were skipped when the stream was read."""
+
+    def __len__(self) -> int:
+        return self._edges[-1]
 
     def element(self, number: int) -> Any:
         """An element that belongs to the caller."""
-        ...
+        return copy_value(self._find(number)[0])
 
     def state(self, count: int) -> State:
         """The stream's state after `count` elements."""
-        ...
+        return self._find(count - 1)[1] if count else self._start
+
+    def _find(self, number: int) -> tuple[Any, State]:
+        if not 0 <= number - self._first < len(self._open[0]):
+            chunk = bisect.bisect_right(self._edges, number) - 1
+            self._open = self._read_chunk(chunk, self._checksums[chunk])
+            self._first = self._edges[chunk]
+        elements, states = self._open
+        return elements[number - self._first], states[number - self._first]
 
 
-class Recording(abc.ABC):
-    """The elements of a stream while it is read, from its start on."""
+class Chunks(abc.ABC):
+    """Where the elements of a stream go while it is read."""
 
     @abc.abstractmethod
+    def write(self, number: int, elements: list[Any], states: list[State]) -> int:
+        """Keeps a chunk, and returns its checksum."""
+
+    @abc.abstractmethod
+    def read(self, number: int, checksum: int) -> Chunk:
+        """Returns a chunk that was written. Raises DamagedFile."""
+
+    @abc.abstractmethod
+    def publish(self, content: dict[str, Any]) -> None:
+        """Lets others find the chunks, with this content: all of them are written."""
+
+    @abc.abstractmethod
+    def remove(self) -> None:
+        """Removes the chunks."""
+
+
+class Recording:
+    """The elements of a stream while it is read, from its start on. A chunk is written when it is large enough."""
+
+    def __init__(self, chunks: Chunks, start: State):
+        self._chunks, self._start = chunks, start
+        self._written: list[list[int]] = []
+        """For each chunk that was written, how many elements it has, and its checksum."""
+        self._elements: list[Any] = []
+        self._states: list[State] = []
+        self._bytes = 0
+        """Of `_elements`, which are to be written."""
+        self._skipped: Skipped = {}
+
     def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
         """Keeps one more element, the state after it, and the elements that were skipped on the way to it."""
+        self._record_skips(skipped)
+        self._elements.append(copy_value(element))
+        self._states.append(state)
+        self._bytes += sum(getattr(leaf, "nbytes", 64) for leaf in trees.leaves(element))
+        if self._bytes >= CHUNK_BYTES or len(self._elements) >= CHUNK_ELEMENTS:
+            self._write()
 
-    @abc.abstractmethod
-    def back_to(self, count: int) -> None:
+    def shorten_to(self, count: int) -> None:
         """Drops all but the first `count` elements."""
+        while self._count_written() > count:
+            _, checksum = self._written.pop()
+            elements, states = self._chunks.read(len(self._written), checksum)
+            self._elements, self._states = elements + self._elements, states + self._states
+        left = count - self._count_written()
+        del self._elements[left:], self._states[left:]
+        self._skipped = {place: skipped for place, skipped in self._skipped.items() if place < count}
 
-    @abc.abstractmethod
     def finish(self, end: State, skipped: list[SkipNote]) -> None:
-        """The stream has ended, and these elements were skipped after its last one: from now on others find it."""
+        """Publishes the recording: the stream has ended, and these elements were skipped after its last one."""
+        self._record_skips(skipped)
+        if self._elements:
+            self._write()
+        content = {"chunks": self._written, "start": self._start, "end": end, "skipped": self._skipped}
+        self._chunks.publish(content)
 
-    @abc.abstractmethod
     def abandon(self) -> None:
         """Drops the recording."""
+        self._chunks.remove()
+
+    def _record_skips(self, skipped: list[SkipNote]) -> None:
+        if skipped:
+            self._skipped[self._count_written() + len(self._elements)] = list(skipped)
+
+    def _count_written(self) -> int:
+        return sum(size for size, _ in self._written)
+
+    def _write(self) -> None:
+        checksum = self._chunks.write(len(self._written), self._elements, self._states)
+        self._written.append([len(self._elements), checksum])
+        self._elements, self._states, self._bytes = [], [], 0
 
 
 class Store(abc.ABC):
@@ -96,70 +180,40 @@ class Memory(Store):
     """Keeps elements in this process."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, _InMemory] = {}
+        self.kept: dict[str, Callable[[], Kept]] = {}
 
     def find(self, key: str) -> Kept | None:
-        return self.kept.get(key)
+        make = self.kept.get(key)
+        return None if make is None else make()
 
     def forget(self, key: str, kept: Kept) -> None:
         self.kept.pop(key, None)
 
     def record(self, key: str, start: State) -> Recording:
-        return _MemoryRecording(self, key, start)
+        return Recording(_MemoryChunks(self.kept, key), start)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"kept": {}}  # another process fills a cache of its own
 
 
-@dataclasses.dataclass
-class _InMemory:
-    elements: list[Any]
-    states: list[State]
-    end: State
-    skipped: Skipped
+class _MemoryChunks(Chunks):
+    def __init__(self, kept: dict[str, Callable[[], Kept]], key: str):
+        self._kept, self._key = kept, key
+        self._chunks: dict[int, Chunk] = {}
 
-    def __len__(self) -> int:
-        return len(self.elements)
+    def write(self, number: int, elements: list[Any], states: list[State]) -> int:
+        self._chunks[number] = elements, states
+        return 0
 
-    def element(self, number: int) -> Any:
-        return copy_value(self.elements[number])
+    def read(self, number: int, checksum: int) -> Chunk:
+        return self._chunks[number]
 
-    def state(self, count: int) -> State:
-        return self.states[count]
+    def publish(self, content: dict[str, Any]) -> None:
+        chunks = self._chunks  # not `self`, which would be kept in a circle with the store
+        self._kept.setdefault(self._key, lambda: Kept(lambda number, _: chunks[number], content))
 
-
-class _MemoryRecording(Recording):
-    def __init__(self, store: Memory, key: str, start: State):
-        self._store, self._key = store, key
-        self._elements: list[Any] = []
-        self._states = [start]
-        self._skipped: Skipped = {}
-
-    def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
-        _record_skips(self._skipped, len(self._elements), skipped)
-        self._elements.append(copy_value(element))
-        self._states.append(state)
-
-    def back_to(self, count: int) -> None:
-        del self._elements[count:], self._states[count + 1 :]
-        self._skipped = _before(self._skipped, count)
-
-    def finish(self, end: State, skipped: list[SkipNote]) -> None:
-        _record_skips(self._skipped, len(self._elements), skipped)
-        self._store.kept.setdefault(self._key, _InMemory(self._elements, self._states, end, self._skipped))
-
-    def abandon(self) -> None:
-        self._elements, self._states, self._skipped = [], self._states[:1], {}
-
-
-def _record_skips(table: Skipped, place: int, skipped: list[SkipNote]) -> None:
-    if skipped:
-        table[place] = list(skipped)
-
-
-def _before(table: Skipped, count: int) -> Skipped:
-    """The entries for elements that were skipped before element number `count`."""
-    return {place: skipped for place, skipped in table.items() if place < count}
+    def remove(self) -> None:
+        self._chunks.clear()
 
 
 class Files(Store):
@@ -183,15 +237,14 @@ class Files(Store):
             warnings.warn(f"The cache {self._folder.shown(key)} is filled again: {error}", stacklevel=2)
             self._remove(key, data)
             return None
-        # Caches that were written before skipped elements were kept have none.
+        # Caches that were written before skipped elements were kept have none. JSON has turned numbers into texts.
         tables = content.get("skipped", {}).items()
-        skipped = {int(place): [(*left_out,) for left_out in some] for place, some in tables}
+        content["skipped"] = {int(place): [(*left_out,) for left_out in some] for place, some in tables}
         under = f"{key}/{content['folder']}/" if "folder" in content else f"{key}/"
-        return _InFiles(self._folder, under, content["chunks"], content["start"], content["end"], skipped, data)
+        return Kept(functools.partial(_read_chunk, self._folder, under), content, data)
 
     def forget(self, key: str, kept: Kept) -> None:
-        if isinstance(kept, _InFiles):
-            self._remove(key, kept.index)
+        self._remove(key, kept.index)
 
     def _remove(self, key: str, index: bytes) -> None:
         """Removes a cache, unless another process has filled it again since its index was read."""
@@ -200,106 +253,42 @@ class Files(Store):
                 remove_cache(self._folder, key)
 
     def record(self, key: str, start: State) -> Recording:
-        return _FileRecording(begin(self._folder, key), start)
+        return Recording(_FileChunks(begin(self._folder, key)), start)
 
 
-class _InFiles:
-    def __init__(
-        self,
-        folder: Folder,
-        under: str,
-        chunks: list[list[int]],
-        start: State,
-        end: State,
-        skipped: Skipped,
-        index: bytes,
-    ):
-        self._folder, self._under, self._chunks, self._start = folder, under, chunks, start
-        self.index = index  # the content of its file, by which it is told from one that was made later
-        self._edges = np.cumsum([0] + [count for count, _ in chunks])
-        self._open: tuple[int, list[Any], list[State]] = (-1, [], [])
-        self.end, self.skipped = end, skipped
+class _FileChunks(Chunks):
+    """Files of a part of their own, which others find once it is complete."""
 
-    def __len__(self) -> int:
-        return int(self._edges[-1])
+    def __init__(self, part: Part):
+        self._part = part
 
-    def element(self, number: int) -> Any:
-        elements, _, place = self._chunk_of(number)
-        return copy_value(elements[place])
-
-    def state(self, count: int) -> State:
-        if count == 0:
-            return self._start
-        _, states, place = self._chunk_of(count - 1)
-        return states[place]
-
-    def _chunk_of(self, number: int) -> tuple[list[Any], list[State], int]:
-        chunk = int(np.searchsorted(self._edges, number, side="right")) - 1
-        if self._open[0] != chunk:
-            self._open = (chunk, *_read(self._folder, self._under, chunk, self._chunks[chunk][1]))
-        return self._open[1], self._open[2], number - int(self._edges[chunk])
-
-
-class _FileRecording(Recording):
-    """Writes into a part of its own, which others find once it is complete."""
-
-    def __init__(self, part: Part, start: State):
-        self._part, self._start = part, start
-        self._elements: list[Any] = []
-        self._states: list[State] = []
-        self._bytes = 0
-        self._chunks: list[list[int]] = []
-        self._skipped: Skipped = {}
-
-    def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
-        _record_skips(self._skipped, self._count(), skipped)
-        self._elements.append(copy_value(element))
-        self._states.append(state)
-        self._bytes += sum(getattr(leaf, "nbytes", 64) for leaf in trees.leaves(element))
-        if self._bytes >= CHUNK_BYTES or len(self._elements) >= CHUNK_ELEMENTS:
-            self._flush()
-
-    def _flush(self) -> None:
+    def write(self, number: int, elements: list[Any], states: list[State]) -> int:
         try:
-            data = pickle.dumps((self._elements, json.dumps(self._states)), protocol=5)
+            data = pickle.dumps((elements, json.dumps(states)), protocol=5)
         except Exception as error:
             add_note(error, "bushel: a cache in files keeps what can be pickled; `cache()` keeps anything, in memory.")
             raise
-        self._part.folder.write(_name(self._part.under, len(self._chunks)), data)
-        self._chunks.append([len(self._elements), zlib.crc32(data)])
-        self._elements, self._states, self._bytes = [], [], 0
+        self._part.folder.write(_name_chunk(self._part.under, number), data)
+        return zlib.crc32(data)
 
-    def _count(self) -> int:
-        return sum(size for size, _ in self._chunks) + len(self._elements)
+    def read(self, number: int, checksum: int) -> Chunk:
+        return _read_chunk(self._part.folder, self._part.under, number, checksum)
 
-    def back_to(self, count: int) -> None:
-        while sum(size for size, _ in self._chunks) > count:
-            _, checksum = self._chunks.pop()
-            elements, states = _read(self._part.folder, self._part.under, len(self._chunks), checksum)
-            self._elements, self._states = elements + self._elements, states + self._states
-        left = count - sum(size for size, _ in self._chunks)
-        del self._elements[left:], self._states[left:]
-        self._skipped = _before(self._skipped, count)
+    def publish(self, content: dict[str, Any]) -> None:
+        self._part.publish({"version": VERSION, **content})
 
-    def finish(self, end: State, skipped: list[SkipNote]) -> None:
-        _record_skips(self._skipped, self._count(), skipped)
-        if self._elements:
-            self._flush()
-        kept = {"chunks": self._chunks, "start": self._start, "end": end, "skipped": self._skipped}
-        self._part.publish({"version": VERSION, **kept})
-
-    def abandon(self) -> None:
+    def remove(self) -> None:
         self._part.remove()
 
 
-def _name(under: str, chunk: int) -> str:
+def _name_chunk(under: str, chunk: int) -> str:
     return f"{under}chunk-{chunk:06}.pickle"
 
 
-def _read(folder: Folder, under: str, chunk: int, checksum: int) -> tuple[list[Any], list[State]]:
-    path = folder.shown(_name(under, chunk))
+def _read_chunk(folder: Folder, under: str, chunk: int, checksum: int) -> Chunk:
+    path = folder.shown(_name_chunk(under, chunk))
     try:
-        data = folder.read(_name(under, chunk))
+        data = folder.read(_name_chunk(under, chunk))
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read ({error}).") from error
     if zlib.crc32(data) != checksum:

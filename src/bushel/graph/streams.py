@@ -17,11 +17,11 @@ from bushel.graph.skips import Skips
 
 
 class Opener(Protocol):
-    """Who opens nodes: the engine. It alone knows how elements of a map node are computed."""
+    """Opens nodes. The engine implements it, since it alone knows how elements of a map node are computed."""
 
     @property
     def options(self) -> DatasetOptions:
-        """Those of the whole pipeline."""
+        """The options of the whole pipeline."""
         ...
 
     @property
@@ -31,7 +31,7 @@ class Opener(Protocol):
 
     @property
     def ahead_of_turn(self) -> bool:
-        """Whether streams that are read side by side should be begun before their turn: somebody can work on them."""
+        """Whether streams that are read side by side should be begun before their turn, for workers to compute."""
         ...
 
     def open(self, node: StreamNode, *, copied: bool = False) -> Cursor:
@@ -47,11 +47,11 @@ class Opener(Protocol):
         ...
 
     def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        """The iterator of a user's own dataset: what it draws from is part of this pipeline."""
+        """The iterator of a user's own dataset. The datasets that it draws from are part of this pipeline."""
         ...
 
     def own_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        """Another one, to find something out: nobody works for it, and what it skips is not counted."""
+        """Another such iterator, to look something up: no worker computes for it, and its skips are not counted."""
         ...
 
 
@@ -83,6 +83,8 @@ class Elements(StreamNode):
     parent: MapNode
     read_options: ReadOptions | None = dataclasses.field(default=None, metadata={"identity": False})
     allow_nones: bool = False
+
+    moves = True
 
     def __post_init__(self) -> None:
         if self.read_options is not None:
@@ -151,6 +153,7 @@ class Ahead(OneParent):
             raise TypeError(f"worker_init_fn must be a function of (worker index, worker count), got {self.init!r}.")
 
     transparent = True
+    moves = True
     takes_a_place = False
     keeps_length = True
 
@@ -168,6 +171,7 @@ class Pulled(OneParent):
     size: int
 
     transparent = True
+    moves = True
     keeps_length = True
 
     def call(self) -> str:
@@ -218,6 +222,7 @@ class SeedStream(OneParent):
 
     seed: int
 
+    moves = True
     keeps_length = True
 
     @property
@@ -235,6 +240,7 @@ class WithOptions(OneParent):
     options: DatasetOptions
 
     transparent = True  # and it takes a place, in Grain it does: a seed after it would differ otherwise
+    moves = True
     keeps_length = True
 
     def call(self) -> str:
@@ -245,7 +251,7 @@ _NONE_CHOSEN = DatasetOptions()
 
 
 def options_of(node: StreamNode) -> DatasetOptions:
-    """The options of a whole pipeline: what was chosen last holds, and in an earlier part before a later one."""
+    """The options of a whole pipeline. Of two `WithOptions` the later one holds; of two parts, the first."""
     options = node.options if type(node) is WithOptions else _NONE_CHOSEN
     for parent in node.parents if type(node) is not Elements else ():  # nothing before a stream has any
         if isinstance(parent, StreamNode):

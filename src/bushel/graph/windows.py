@@ -9,7 +9,6 @@ import numpy as np
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.graph.cursors import Cursor, GroupCursor, Mark
-from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_count
 from bushel.graph.streams import OneParent, Opener, Ordered
 from bushel.index import shuffle
@@ -29,21 +28,17 @@ class WindowShuffleStream(OneParent, Ordered):
         checks.seed(self.seed, below=shuffle.SEED_LIMIT)
 
     def open(self, opener: Opener) -> Cursor:
-        return _WindowCursor(opener.open(self.parent), self, opener.skips)
+        return _WindowCursor(opener.open(self.parent), self, opener.skips, extra=0)
 
     def call(self) -> str:
         return f"window_shuffle({self.window_size}, seed={self.seed})"
 
 
-class _WindowCursor(GroupCursor):
+class _WindowCursor(GroupCursor[WindowShuffleStream]):
     """A group is one window in its order; `extra` is the number of windows that were given whole."""
 
     parent_key, given_key, extra_key = "parent_window_start_state", "pos_in_window", "window_index"
     group_name = "a window"
-
-    def __init__(self, parent: Cursor, node: WindowShuffleStream, skips: Skips | None):
-        super().__init__(parent, skips, extra=0)
-        self.node = node
 
     def pull(self, count: int) -> Block:
         rows = self.next_rows(count)

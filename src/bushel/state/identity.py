@@ -113,7 +113,7 @@ def _own_part(node: Node) -> tuple[str, str, str]:
             parameters[name] = value
     if node.own_class is not None:
         functions["class"] = class_digest(node.own_class)
-    return node.call(), digest(node.identity_name, parameters), digest(functions) if functions else ""
+    return node.call(), digest(node.family or type(node).__name__, parameters), digest(functions) if functions else ""
 
 
 def fingerprint(source: Any) -> Any:
