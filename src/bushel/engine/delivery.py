@@ -232,15 +232,17 @@ class Delivery(Cursor):
         self._restart()
         return True
 
-    def make_here(self, low: int, high: int) -> tuple[Block, int]:
+    def make_here(self, low: int, high: int, limit: int = 0) -> tuple[Block, int]:
         """Computes the rows of positions [low, high) here. Also returns the position after them.
 
-        If a row fails, those before it are delivered first. Its error is raised by the next pull.
+        If a row fails, those before it are delivered first. Its error is raised by the next pull. If elements are
+        missing, others may be computed in their place, from positions before `limit`.
         """
         runner = self._runner
         runner.counts, self._made = self._counts, None
         try:
-            rows = runner.make(low, high)
+            rows = runner.make(low, high, limit)
+            high = runner.high
             if not runner.dropped and self._watches is None:
                 self._unjudged += high - low  # filters that have dropped nothing are not judged block by block
                 self._counts = runner.after
@@ -251,6 +253,7 @@ class Delivery(Cursor):
                 return rows, high
             result = _cut(runner.result_of(rows), *failed)
         except FailedAt as failure:
+            high = max(high, failure.position + 1)
             result = run_again(runner, low, high, failure)
             if (failed := self._judge_filters(low, result.stays)) is not None:
                 result = _cut(result, *failed)

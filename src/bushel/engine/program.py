@@ -392,11 +392,12 @@ class Runner:
         self.skipped.sort(key=lambda skipped: skipped[0])
         return Result(rows, self.marks(), self.after, skipped=self.skipped, stays=self.stays)
 
-    def make(self, low: int, high: int) -> Block:
+    def make(self, low: int, high: int, limit: int = 0) -> Block:
         """Runs the program on positions [low, high). Raises FailedAt if an element fails.
 
         `after`, `stays` and `skipped` are as in Result afterwards. This runs for every single element where the
-        consumer asks for one at a time, so that each call counts.
+        consumer asks for one at a time, so that each call counts. With a `limit` beyond `high`, it may go on for
+        elements that are missing, but not beyond the limit; `self.high` says how far it went.
         """
         program = self.program
         self.low, self.high, self.numbered = low, high, program.node is not None
@@ -412,6 +413,8 @@ class Runner:
         if not program.allow_nones:
             there = block.dense() if isinstance(block, Columns) else [row for row in block if row is not None]
             if len(there) < len(block):
+                if limit > high and type(block) is list and not self.watched:
+                    block, there = self._read_on(block, there, limit)
                 self._note_missing(block)
                 block = there
         self.after = after = []
@@ -450,6 +453,31 @@ class Runner:
             with self._in_place():
                 block = blocks.as_columns(block) or block
         return block
+
+    def _read_on(self, block: list[Any], there: list[Any], limit: int) -> tuple[list[Any], list[Any]]:
+        """Reads as many positions more as elements are missing, and again for those that are missing among them.
+
+        So one block fills a batch after a filter. Nothing is read ahead: if no element were missing among those that
+        are read, the consumer would get all of them.
+
+        Args:
+          block: the rows that were read.
+          there: those of them that are not missing.
+          limit: the position before which this ends.
+
+        Returns:
+          Both lists, with the rows that were read here.
+        """
+        wanted = len(block)
+        while len(there) < wanted and self.high < limit:
+            low, high = self.high, min(self.high + wanted - len(there), limit)
+            try:
+                rows = blocks.rows_of(self.rows.read(low, high, self.private))
+            except RowFailed as failed:
+                raise self._failed(low + failed.row, failed.error) from failed.error
+            self.high = high
+            block, there = block + rows, there + [row for row in rows if row is not None]
+        return block, there
 
     def _timed(self, step: Step, run: Callable[..., Any], block: Block, *more: Any) -> Any:
         if not self.program.timed:
