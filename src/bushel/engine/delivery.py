@@ -253,7 +253,6 @@ class Delivery(Cursor):
                 return rows, high
             result = _cut(runner.result_of(rows), *failed)
         except FailedAt as failure:
-            high = max(high, failure.position + 1)
             result = run_again(runner, low, high, failure)
             if (failed := self._judge_filters(low, result.stays)) is not None:
                 result = _cut(result, *failed)

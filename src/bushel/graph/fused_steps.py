@@ -29,7 +29,9 @@ def compile_steps(drops: tuple[bool, ...]) -> RunSteps:
     [None, None, 4]
     """
     names = ", ".join(f"f{number}" for number in range(len(drops)))
-    calls = [f"and f{number}(x)" if drop else f"and (x := f{number}(x)) is not None" for number, drop in enumerate(drops)]
+    calls = [
+        f"and f{number}(x)" if drop else f"and (x := f{number}(x)) is not None" for number, drop in enumerate(drops)
+    ]
     lines = ["def run_steps(rows, functions):", f"    {names}, = functions", "    return [x if (x := row) is not None"]
     source = "\n".join([*lines, *(f"        {call}" for call in calls), "        else None for row in rows]"])
     namespace: dict[str, Any] = {}
