@@ -413,7 +413,7 @@ class Runner:
         if not program.allow_nones:
             there = block.dense() if isinstance(block, Columns) else [row for row in block if row is not None]
             if len(there) < len(block):
-                if limit > high and type(block) is list and not self.watched:
+                if limit > high and isinstance(block, list) and isinstance(there, list) and not self.watched:
                     block, there = self._read_on(block, there, limit)
                 self._note_missing(block)
                 block = there
