@@ -214,6 +214,9 @@ def _stack(rows: list[Any]) -> Any:
     elif first is np.ndarray:
         if countOf(map(type, rows), first) == len(rows):
             return _stack_arrays(rows)
+    elif first in _SCALARS:
+        if countOf(map(type, rows), first) == len(rows):
+            return _stack_scalars(rows, first)
     elif (parts := trees.parts_of(rows)) is not None:
         return parts[1]([_stack(column) for column in parts[0]])
     kinds = set(map(type, rows))
@@ -249,14 +252,22 @@ def _stack_leaves(leaves: list[Any], kind: type) -> np.ndarray:
         return np.array(leaves)
     if not _is_number(kind):
         return np.stack(leaves)
-    if kind not in _NUMBERS and np.dtype(kind).kind in "biufc":  # numbers of NumPy's: bytes, as in an array
-        return np.frombuffer(b"".join(leaves), kind).copy()
+    if kind in _SCALARS:
+        return _stack_scalars(leaves, kind)
     try:
         numbers = np.array(leaves)
     except OverflowError:
         return np.stack(leaves)
     # Integers that need more than 64 bits get another dtype: then NumPy's own rule decides.
     return numbers if numbers.dtype == _NUMBERS.get(kind, kind) else np.stack(leaves)
+
+
+_SCALARS = frozenset(kind for kind in np.sctypeDict.values() if np.dtype(kind).kind in "biufc")
+"""Types of NumPy's numbers. As bytes, they are what an array of them holds."""
+
+
+def _stack_scalars(scalars: list[Any], kind: type) -> np.ndarray:
+    return np.frombuffer(b"".join(scalars), kind).copy()
 
 
 def _stack_arrays(rows: list[np.ndarray]) -> np.ndarray:

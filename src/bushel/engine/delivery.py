@@ -235,15 +235,17 @@ class Delivery(Cursor):
         self._restart()
         return True
 
-    def make_here(self, low: int, high: int) -> tuple[Block, int]:
+    def make_here(self, low: int, high: int, limit: int = 0) -> tuple[Block, int]:
         """Compute the rows of positions [low, high) in the consumer. Returns them, and the position after them.
 
-        If a row fails, the rows before it are returned, and the next pull raises its error.
+        If a row fails, the rows before it are returned, and the next pull raises its error. If elements are missing,
+        others may be computed in their place, from positions before `limit`.
         """
         runner = self._runner
         runner.counts, self._made = self._counts, None
         try:
-            rows = runner.make(low, high)
+            rows = runner.make(low, high, limit)
+            high = runner.high
             if not runner.dropped and self._watches is None:
                 self._unjudged += high - low  # saves time: a filter is judged only once it has dropped an element
                 self._counts = runner.after

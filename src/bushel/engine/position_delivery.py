@@ -43,6 +43,7 @@ class PositionDelivery(Delivery):
         assert program.node is not None
         self._in_threads = in_threads
         self._pulls = self._slow = 0
+        self._sparse = program.unit == 1 and program.sparse
         rows = PlannedRows(program.node, ahead=True)
         super().__init__(program, rows, placement, options, skips)
 
@@ -51,7 +52,10 @@ class PositionDelivery(Delivery):
             low, high = self._position, self._position + count * self._program.unit
             if high > self._length:
                 return self._compute(count)
-            rows, self._position = self.make_here(low, high)
+            # If a filter drops elements, one block may go on until it has `count` rows. But not for long: filters that
+            # drop nearly everything are judged from block to block.
+            limit = min(low + 2 * count, self._length) if self._sparse else 0
+            rows, self._position = self.make_here(low, high, limit)
             return rows
         # One element at a time until the speed is known: a batch of slow elements would be a long wait.
         first, begun = self._position, time.perf_counter()

@@ -404,11 +404,12 @@ class Runner:
         self.skipped.sort(key=lambda skipped: skipped[0])
         return Result(rows, self.marks(), self.after, skipped=self.skipped, stays=self.stays)
 
-    def make(self, low: int, high: int) -> Block:
+    def make(self, low: int, high: int, limit: int = 0) -> Block:
         """Run the program on positions [low, high), and return the rows. Raises FailedAt if an element fails.
 
         Afterwards `after`, `stays` and `skipped` are as in Result. If the consumer asks for one element at a time, this
-        runs for every element, so each function call in here costs time.
+        runs for every element, so each function call in here costs time. With a `limit` beyond `high`, the block may go
+        on for elements that are missing, but not beyond the limit; `self.high` says how far it went.
         """
         program = self.program
         self.low, self.high, self.numbered = low, high, program.node is not None
@@ -424,6 +425,8 @@ class Runner:
         if not program.allow_nones:
             there = block.dense() if isinstance(block, Columns) else [row for row in block if row is not None]
             if len(there) < len(block):
+                if limit > high and isinstance(block, list) and isinstance(there, list) and not self.watched:
+                    block, there = self._read_on(block, there, limit)
                 self._note_missing(block)
                 block = there
         self.after = after = []
@@ -462,6 +465,31 @@ class Runner:
             with self._in_place():
                 block = blocks.as_columns(block) or block
         return block
+
+    def _read_on(self, block: list[Any], there: list[Any], limit: int) -> tuple[list[Any], list[Any]]:
+        """Reads as many positions more as elements are missing, and again for those that are missing among them.
+
+        So one block fills a batch after a filter. Nothing is read ahead: if no element were missing among those that
+        are read, the consumer would get all of them.
+
+        Args:
+          block: the rows that were read.
+          there: those of them that are not missing.
+          limit: the position before which this ends.
+
+        Returns:
+          Both lists, with the rows that were read here.
+        """
+        wanted = len(block)
+        while len(there) < wanted and self.high < limit:
+            low, high = self.high, min(self.high + wanted - len(there), limit)
+            try:
+                rows = blocks.rows_of(self.rows.read(low, high, self.private))
+            except RowFailed as failed:
+                raise self._failed(low + failed.row, failed.error) from failed.error
+            self.high = high
+            block, there = block + rows, there + [row for row in rows if row is not None]
+        return block, there
 
     def _timed(self, step: Step, run: Callable[..., Any], block: Block, *more: Any) -> Any:
         if not self.program.timed:

@@ -42,7 +42,7 @@ class _PerElement(WithTransform):
         run = self.operation
         if not run.vectorized:
             chains = self._chains
-            return _OneByOne(chains, indices, chains[0][0].node.parent.plan(indices))
+            return _OneByOne(chains, indices, chains[0].steps[0].node.parent.plan(indices))
         parent = self.parent.plan(indices)
         if isinstance(parent, Computed) and isinstance(run.function, InTwoSteps):
             return _Vectorized(self, self._second_step, indices, Computed(run.function.ahead(parent.values)))
@@ -66,7 +66,7 @@ class _PerElement(WithTransform):
         return [*before, own]
 
     @functools.cached_property
-    def _chains(self) -> list[list[_Step]]:
+    def _chains(self) -> list[_Chain]:
         """`_steps`, cut into pieces: the steps of each piece run in one loop."""
         chains: list[list[_Step]] = []
         for step in self._steps:
@@ -76,7 +76,7 @@ class _PerElement(WithTransform):
                 last.append(step)
             else:
                 chains.append([step])
-        return chains
+        return list(map(_Chain, chains))
 
     @functools.cached_property
     def _second_step(self) -> Operation:
@@ -143,22 +143,34 @@ class _Step:
         """Whether nothing but calls of the function is needed between the step before and the step after."""
 
 
+class _Chain:
+    """Steps that run in one loop."""
+
+    def __init__(self, steps: list[_Step]):
+        self.steps = steps
+        self.functions = [step.operation.function for step in steps]
+        self.run = compile_steps(tuple([step.drops for step in steps]))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
 @dataclasses.dataclass(slots=True)
 class _OneByOne(Plan):
     """Elements that operations make one for one, each of one element at a time."""
 
-    chains: list[list[_Step]]
+    chains: list[_Chain]
     indices: np.ndarray
     parent: Plan
 
     def read(self, low: int, high: int, private: bool) -> Block:
         numbers = None
-        block = self.parent.read(low, high, private or self.chains[0][0].needs_own)
+        block = self.parent.read(low, high, private or self.chains[0].steps[0].needs_own)
         for chain in self.chains:
-            if len(chain) > 1:
+            if len(chain.steps) > 1:
                 block = self._run_chain(chain, low, blocks.rows_of(block))
                 continue
-            (step,) = chain
+            (step,) = chain.steps
             if step.counts:
                 numbers = self.indices[low:high].tolist() if numbers is None else numbers
             if type(block) is not list:
@@ -177,13 +189,12 @@ class _OneByOne(Plan):
                 block = own_block(block)
         return block
 
-    def _run_chain(self, chain: list[_Step], low: int, rows: list[Any]) -> list[Any]:
-        run = compile_steps(tuple([step.drops for step in chain]))
+    def _run_chain(self, chain: _Chain, low: int, rows: list[Any]) -> list[Any]:
         left, count = iter(rows), len(rows)
         try:
-            return run(left, [step.operation.function for step in chain])
+            return chain.run(left, chain.functions)
         except Exception as error:
-            step = chain[find_failed_step(error)]
+            step = chain.steps[find_failed_step(error)]
             raise_for_row(error, count, left, functools.partial(self._describe_failure, step, low))
 
     def _describe_failure(self, step: _Step, low: int, row: int) -> str:

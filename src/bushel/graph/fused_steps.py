@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _FILE = "<bushel: steps of one loop>"
-_FIRST_LINE = 5
+_FIRST_LINE = 4
 """The line of the source code that calls the first function. Each function has a line of its own."""
 
 RunSteps = Callable[[Iterator[Any], Sequence[Callable[[Any], Any]]], list[Any]]
@@ -29,15 +29,11 @@ def compile_steps(drops: tuple[bool, ...]) -> RunSteps:
     [None, None, 4]
     """
     names = ", ".join(f"f{number}" for number in range(len(drops)))
-    # For Python, `for x in [value]` inside of brackets is an assignment.
     calls = [
-        f"for x in [x if x is not None and f{number}(x) else None]"
-        if drop
-        else f"for x in [None if x is None else f{number}(x)]"
-        for number, drop in enumerate(drops)
+        f"and f{number}(x)" if drop else f"and (x := f{number}(x)) is not None" for number, drop in enumerate(drops)
     ]
-    lines = ["def run_steps(rows, functions):", f"    {names}, = functions", "    return [x", "        for x in rows"]
-    source = "\n".join([*lines, *(f"        {call}" for call in calls), "    ]"])
+    lines = ["def run_steps(rows, functions):", f"    {names}, = functions", "    return [x if (x := row) is not None"]
+    source = "\n".join([*lines, *(f"        {call}" for call in calls), "        else None for row in rows]"])
     namespace: dict[str, Any] = {}
     exec(compile(source, _FILE, "exec"), namespace)
     return namespace["run_steps"]
