@@ -528,7 +528,8 @@ def test_records_that_are_requested_together_stay_together_however_long_they_tak
         assert sizer.choose_size() % unit == 0
         assert max(unit, most) >= sizer.choose_size() >= max(1, min(least, most) // unit) * unit
         sizer.learn(sizer.choose_size(), seconds, sizer.choose_size())
-    sizer.learn(sizer.choose_size(), 0.0, (8 << 20) * sizer.choose_size() // unit)  # each row is as large as a block may be
+    one_row_bytes = 8 << 20  # as large as a block may be
+    sizer.learn(sizer.choose_size(), 0.0, one_row_bytes * sizer.choose_size() // unit)
     assert sizer.choose_size() == unit
 
 
