@@ -782,6 +782,39 @@ def test_explicit_options_are_taken_at_their_word():
     assert threads_after(Outside(range(300)), 20, bushel.ReadOptions(0, 0)) == 0
 
 
+class Remote:
+    """Records of 1 MB, of which a read costs a round trip; knows how far they were read."""
+
+    costs_round_trip = True
+
+    def __init__(self) -> None:
+        self.highest = -1
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        self.highest = max(self.highest, index)
+        return np.full(1 << 20, index % 256, np.uint8)
+
+    def __getitems__(self, indices: Any) -> list[np.ndarray]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize(("options", "bounded"), [(None, True), (bushel.ReadOptions(16, 500), False)])
+def test_threads_that_nobody_asked_for_hold_a_bounded_amount_of_memory(monkeypatch, options, bounded):
+    monkeypatch.setattr(opener, "_UNASKED_BYTES", 24 << 20)
+    source = Remote()
+    furthest = 0
+    with iter(bushel.MapDataset.source(source).to_iter_dataset(options)) as it:
+        for number, element in enumerate(itertools.islice(it, 200)):
+            assert element[0] == number % 256
+            ahead = source.highest - number
+            furthest = max(furthest, ahead)
+            assert not bounded or ahead <= 24
+    assert bounded or furthest > 24  # so that the law above can fail
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Executors of one's own, whose tasks leave the process: written from docs/workers.md alone
 

@@ -27,13 +27,20 @@ class Sizer:
         self._most = max(1, most // unit)  # in units
         self._block_bytes = block_bytes
         self._least = self._units = max(1, min(least // unit, self._most))
+        self._bytes_each: float | None = None  # bytes of the rows of a position, once a block was seen
 
     def choose_size(self) -> int:
         """Return the number of positions of the next block."""
         return self._units * self._unit
 
+    def count_within(self, budget_bytes: int) -> int | None:
+        """Return how many positions fit into a budget; None before the first block has told their size."""
+        return None if self._bytes_each is None else int(budget_bytes / max(self._bytes_each, 1e-9))
+
     def learn(self, positions: int, seconds: float, size_bytes: int | None) -> None:
         """Learn from a block. If it has no rows, it has no size, and blocks do not grow."""
+        if size_bytes is not None or self._bytes_each is None:  # rows that were dropped hold no memory
+            self._bytes_each = (size_bytes or 0) / positions
         units = max(1, positions // self._unit)
         by_time = BLOCK_S * units / max(seconds, 1e-9)
         by_bytes = self._units if size_bytes is None else self._block_bytes * units / max(size_bytes, 1)

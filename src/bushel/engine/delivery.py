@@ -42,6 +42,8 @@ class Placement:
     """How many positions all of these blocks may have together."""
     least: int = 1
     """How many positions a block should have at least, because their records are requested together."""
+    budget_bytes: int | None = None
+    """How large the rows of all blocks may be together; None if the executor limits its memory itself, or nobody does."""
 
 
 class Delivery(Cursor):
@@ -298,13 +300,21 @@ class Delivery(Cursor):
                 errors.append((low + place, error))
         return min(errors, key=lambda at: at[0]) if errors else None
 
+    def _count_most(self, placement: Placement) -> int:
+        """Return how many positions may be computed ahead."""
+        if placement.budget_bytes is None:
+            return placement.most
+        fitting = self._sizer.count_within(placement.budget_bytes)
+        # The first block is computed alone. Otherwise all threads would hold rows before the size of one is known.
+        return self._sizer.choose_size() if fitting is None else min(placement.most, fitting)
+
     def _fill(self) -> None:
         """Submit tasks until the executor has as many as the placement allows."""
         placement = self._placement
         if placement is None:
             return
         assert self._ledger is not None
-        executor, most = placement.executor, max(placement.most, self._program.unit)
+        executor, most = placement.executor, max(self._count_most(placement), self._program.unit)
         while len(self._tickets) < placement.blocks_ahead * executor.stretch() and self._next < self._length:
             high = min(self._length, self._next + self._sizer.choose_size())
             if self._tickets and high - self._position > most:

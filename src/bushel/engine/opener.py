@@ -207,7 +207,9 @@ class _Opener:
             executor = self.observer.watch_executor(Threads(chosen.num_threads))
             started.callback(executor.close)
             least = count_together(node.parent, chosen.num_threads)
-            return Placement(executor, chosen.prefetch_buffer_size, chosen.prefetch_buffer_size, least)
+            # Nobody has asked for these threads, so they must not fill the memory: 500 elements may be 500 batches.
+            budget_bytes = _UNASKED_BYTES if options is None else None
+            return Placement(executor, chosen.prefetch_buffer_size, chosen.prefetch_buffer_size, least, budget_bytes)
 
         program = self._make_program(node, [], stacked_next=copied and not steps)
         if options is None and not costs_round_trips(node.parent):
@@ -304,6 +306,9 @@ class _Opener:
         """Open a stream whose elements an executor computes ahead."""
         return dataclasses.replace(self, placement=placement).open(node)
 
+
+_UNASKED_BYTES = 1 << 30
+"""How large the elements may be together that threads prefetch without `ReadOptions`."""
 
 _HOST_BYTES = 1 << 30
 """How many bytes all slots may have in which the consumer makes elements for a device."""
