@@ -520,7 +520,7 @@ def test_a_source_of_ones_own_is_asked_for_many_records_together():
     source.asked.clear()
     batches = MapDataset.source(source).batch(100, batch_fn=list)
     assert list(batches.to_iter_dataset()) == [list(range(low, low + 100)) for low in range(0, 1000, 100)]
-    assert max(source.asked) == 100  # a batch is many records already
+    assert source.asked[0] == 100  # a batch is many records already; later blocks may grow, since this source is quick
     source.costs_round_trip = False
     source.asked.clear()
     assert list(MapDataset.source(source).to_iter_dataset()) == list(range(1000))

@@ -43,7 +43,7 @@ class Placement:
     least: int = 1
     """How many positions a block should have at least, because their records are requested together."""
     budget_bytes: int | None = None
-    """How large the rows of all blocks may be together; None if the executor limits its memory itself, or nobody does."""
+    """How large the rows of all blocks may be together; None: delivery sets no limit."""
 
 
 class Delivery(Cursor):
