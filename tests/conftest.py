@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -25,6 +26,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if quick:
         compile_quickly()
     share_compiled_functions(config)
+    # A shell lets programs that it starts with `&` ignore Ctrl-C, and so would the programs that tests interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def compile_quickly() -> None:
