@@ -31,15 +31,40 @@ def finished(process):
     return process.returncode, output, errors
 
 
-# Each starts Grain itself. What these two do, test_data_loader.py and test_subclasses.py compare with Grain, too.
-SLOW = {"loader", "own_classes"}
+# What these two do, test_data_loader.py and test_subclasses.py compare with Grain, too.
+SLOW = ["loader", "own_classes"]
+QUICK = [name for name in NAMES if name not in SLOW]
+# The import of Grain takes longer than these programs, so one process runs all of them on Grain. Not those with
+# workers: they import the program again.
+ONE_AFTER_THE_OTHER = """
+import runpy, sys
+for path in sys.argv[1:]:
+    runpy.run_path(path, run_name="__main__")
+    print("ended:", path)
+"""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NAMES])
-def test_a_program_for_grain_prints_the_same(name):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_a_program_with_workers_prints_the_same(name):
     script = PROGRAMS / f"{name}.py"
     theirs, ours = started([sys.executable, script]), started([*BUSHEL, script])
-    expected, found = finished(theirs), finished(ours)
+    check_equal(finished(theirs), finished(ours))
+
+
+def test_a_program_for_grain_prints_the_same():
+    scripts = [PROGRAMS / f"{name}.py" for name in QUICK]
+    theirs = started([sys.executable, "-c", ONE_AFTER_THE_OTHER, *scripts])
+    ours = [finished(started([*BUSHEL, script])) for script in scripts]
+    code, rest, errors = finished(theirs)
+    assert code == 0, errors
+    for script, found in zip(scripts, ours, strict=True):
+        expected, _, rest = rest.partition(f"ended: {script}\n")
+        check_equal((code, expected, errors), found)
+    assert rest == ""
+
+
+def check_equal(expected, found):
     assert expected[0] == 0, expected[2]
     assert found[0] == 0, found[2]
     assert found[1] == expected[1]
