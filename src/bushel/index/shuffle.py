@@ -348,7 +348,7 @@ def _permute_traced(i: Any, *, length: int, seed: Any, rounds: int, xp: ModuleTy
 def walk(i: Any, *, length: Any, seed: Any, rounds: int = ROUNDS, xp: ModuleType) -> Any:
     """`permute` under JAX without a table, and for a length that may be traced itself.
 
-    It takes about SMALL / length times log(size of `i`) steps. On a CPU this is never slower than a table for all of `i`.
+    It takes about SMALL / length times log(size of `i`) steps. On a CPU a table of all indices takes longer.
 
     On an accelerator the host reads after every turn of the loop whether another one is needed, which takes longer than
     many steps. So there a turn has as many steps as are likely to be enough, up to `STEPS_PER_TURN`.
