@@ -61,13 +61,21 @@ def test_walks_of_traced_lengths_are_permutations_around_powers_of_two(traced_wa
         assert (order == shuffle.permute(np.arange(length), length=length, seed=k)).all()
 
 
-@pytest.mark.parametrize("length", [2**15, 60_000, 2**16 - 1, 2**16, 2**16 + 1])
+@pytest.mark.parametrize("length", [1, 2, 255, 256, 257, 2**12, 20_000, 60_000, 2**16 - 1, 2**16, 2**16 + 1])
 def test_walks_of_fixed_lengths_are_the_hosts_permutations(length):
-    # Below 2**16 the walk computes in words of 16 bits, which do not hold 2**16 itself.
+    # Below 2**16 the walk computes in words of 16 bits, with a cipher of its own. They do not hold 2**16 itself.
     walk = jax.jit(lambda i, seed: shuffle.walk(i, length=length, seed=seed, xp=jnp))
     order = np.asarray(walk(jnp.arange(length), np.uint32(0xFFFF0007)))
     assert order.dtype == np.int32
     assert (order == shuffle.permute(np.arange(length), length=length, seed=0xFFFF0007)).all()
+
+
+@pytest.mark.parametrize("length", [1, 100, 3000])
+def test_tables_of_fixed_lengths_are_the_hosts_in_both_ways(length):
+    # A CPU walks, and an accelerator doubles pointers.
+    seed, host = jnp.uint32(0xFFFF0007), shuffle.epoch_table(length, 0xFFFF0007)
+    assert (jax.jit(lambda seed: shuffle.epoch_table(length, seed, jnp))(seed) == host).all()
+    assert (jax.jit(lambda seed: shuffle._double_pointers(length, seed, jnp))(seed) == host).all()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +86,8 @@ def test_walks_of_fixed_lengths_are_the_hosts_permutations(length):
         (37, 10, "drop"),
         pytest.param(70_000, 8192, "pad", marks=pytest.mark.slow),
         (70_000, 8192, "wrap"),
-        *(pytest.param(2**15 - 1, 4096, remainder, marks=pytest.mark.slow) for remainder in REMAINDERS),
+        *(pytest.param(2**12 - 1, 512, remainder, marks=pytest.mark.slow) for remainder in REMAINDERS),
+        *((2**12, 600, remainder) for remainder in REMAINDERS),
         *(pytest.param(2**15, 4096, remainder, marks=pytest.mark.slow) for remainder in REMAINDERS),
         *(pytest.param(2**20 + 1, 4096, remainder, marks=pytest.mark.slow) for remainder in REMAINDERS),
     ],
@@ -232,8 +241,8 @@ def test_the_state_is_a_few_words_whatever_the_length():
         return jax.tree.leaves(loader_of(length, 8, "pad", data=np.zeros(length, np.int8)).init_state(0))
 
     # One array and not three: each array that goes in or out of a compiled program takes time in every call.
-    assert [leaf.shape for leaf in words_of(2**16)] == [leaf.shape for leaf in words_of(2**20)] == [(3,)]
-    assert sum(leaf.size for leaf in words_of(2**15 - 1)) == 2**15 - 1 + 3  # a table beside them, which they determine
+    assert [leaf.shape for leaf in words_of(2**12)] == [leaf.shape for leaf in words_of(2**20)] == [(3,)]
+    assert sum(leaf.size for leaf in words_of(2**12 - 1)) == 2**12 - 1 + 3  # a table beside them, which they determine
 
 
 def test_iterate_is_the_sequence_of_next_batch():

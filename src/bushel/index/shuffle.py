@@ -29,7 +29,8 @@ _WORD = 0xFFFFFFFF
 _KEPT_BYTES = 32 << 20  # of tables of epochs: 250 of the largest, or a thousand of 16,000 elements
 _ENTRY_BYTES = 400  # what a table takes beside its entries, roughly
 _MOST_COUNTED = 100_000
-STEPS_PER_TURN = 8  # of the loop in a traced walk; more make the program longer and gain little
+STEPS_PER_TURN = 32  # of the loop in a traced walk on an accelerator; more make the program longer and gain little
+_STEPS_PER_TURN_ON_CPU = 4  # in words of 16 bits; looking whether all values have arrived takes as long as half a step
 
 
 def shuffle(i: Any, *, length: int, seed: int) -> np.ndarray:
@@ -97,8 +98,9 @@ def permute(i: Any, *, length: int, seed: Any, rounds: int = ROUNDS, xp: ModuleT
 def epoch_table(length: Any, seed: Any, xp: ModuleType = np) -> Any:
     """The whole permutation of [0, length) for a length below 2**16, as an array.
 
-    A derived value: kept for a few epochs on the host, never part of a state. It is found by pointer doubling
-    over the cipher's domain, so that 10 records take hardly more work than 60,000.
+    A derived value: kept for a few epochs on the host, never part of a state. Under JAX it is found by pointer
+    doubling over the cipher's domain, so that 10 records take hardly more work than 60,000. On a CPU walking takes
+    half as long or less, since vectors do it, so there a table of a fixed length is walked.
 
     Under JAX the length may be traced too; the array then has `SMALL` entries, and those past the length mean nothing.
     """
@@ -109,6 +111,20 @@ def epoch_table(length: Any, seed: Any, xp: ModuleType = np) -> Any:
         return _host_table(length, seed)
     from jax import lax
 
+    if fixed:
+        walk_all = functools.partial(walk, xp.arange(length), length=length, xp=xp)
+        return lax.platform_dependent(
+            xp.asarray(seed),
+            cpu=lambda seed: walk_all(seed=seed),
+            default=lambda seed: _double_pointers(length, seed, xp),
+        )
+    return _double_pointers(length, seed, xp)
+
+
+def _double_pointers(length: Any, seed: Any, xp: ModuleType) -> Any:
+    """`epoch_table` under JAX, in about log2(2**16 / length) steps over the whole domain of the cipher."""
+    from jax import lax
+
     jumps = encrypt(xp.arange(SMALL, dtype=xp.uint32), round_keys(seed, ROUNDS, xp), 8).astype(xp.int32)
     absorbing = xp.where(xp.arange(SMALL) < length, xp.arange(SMALL), jumps)
 
@@ -116,7 +132,7 @@ def epoch_table(length: Any, seed: Any, xp: ModuleType = np) -> Any:
         landed, absorbing = state
         return absorbing[landed], absorbing[absorbing]
 
-    start = jumps[:length] if fixed else xp.where(xp.arange(SMALL) < length, jumps, 0)
+    start = jumps[:length] if isinstance(length, int) else xp.where(xp.arange(SMALL) < length, jumps, 0)
     return lax.while_loop(lambda state: (state[0] >= length).any(), double, (start, absorbing))[0]
 
 
@@ -332,43 +348,63 @@ def _permute_traced(i: Any, *, length: int, seed: Any, rounds: int, xp: ModuleTy
 def walk(i: Any, *, length: Any, seed: Any, rounds: int = ROUNDS, xp: ModuleType) -> Any:
     """`permute` under JAX without a table, and for a length that may be traced itself.
 
-    It takes about SMALL / length times log(size of `i`) steps: right for large lengths, dear for tiny ones.
+    It takes about SMALL / length times log(size of `i`) steps. On a CPU a table of all indices takes longer.
 
     On an accelerator the host reads after every turn of the loop whether another one is needed, which takes longer than
     many steps. So there a turn has as many steps as are likely to be enough, up to `STEPS_PER_TURN`.
     """
     from jax import lax
 
-    turn, word = 1, xp.uint32
+    turn, turn_on_cpu, word = 1, 1, xp.uint32
+    keys = round_keys(seed, rounds, xp)
     if isinstance(length, int):
         if length > 1 << 31:
             raise ValueError(f"Under JAX a shuffle has 32-bit words: the length must be at most 2**31, got {length}.")
         half: Any = half_bits(length)
+        turn = _likely_steps(xp.size(i), length)
         if length < SMALL:
             word = xp.uint16  # blocks of 16 bits: a vector unit works on twice as many at once
+            turn_on_cpu = min(turn, _STEPS_PER_TURN_ON_CPU)
+            keys = tuple((key & 0xFF).astype(word) * word(0x101) for key in keys)
         limit = word(length)
-        turn = _likely_steps(xp.size(i), length)
     else:
         limit = xp.asarray(length).astype(xp.uint32)
         bits = 32 - lax.clz(xp.maximum(limit, 1) - 1)
         half = (xp.maximum(bits, 16) + 1) // 2
-    keys = tuple(key.astype(word) for key in round_keys(seed, rounds, xp))
+
+    def step(x: Any) -> Any:
+        return _encrypt_twins(x, keys) if word is xp.uint16 else encrypt(x, keys, half)
 
     def walk_in_turns(x: Any, steps: int) -> Any:
         def take_turn(x: Any) -> Any:
-            for _ in range(steps):
-                x = xp.where(x >= limit, encrypt(x, keys, half), x)
-            return x
+            return lax.fori_loop(0, steps, lambda _, x: xp.where(x >= limit, step(x), x), x, unroll=steps)
 
         return lax.while_loop(lambda x: (x >= limit).any(), take_turn, take_turn(x) if steps > 1 else x)
 
-    x = encrypt(xp.asarray(i).astype(word), keys, half)
-    if turn <= 1:
-        x = walk_in_turns(x, 1)
+    x = step(xp.asarray(i).astype(word))
+    if turn == turn_on_cpu:
+        x = walk_in_turns(x, turn)
     else:
         in_long_turns = functools.partial(walk_in_turns, steps=turn)
-        x = lax.platform_dependent(x, cpu=functools.partial(walk_in_turns, steps=1), default=in_long_turns)
+        x = lax.platform_dependent(x, cpu=functools.partial(walk_in_turns, steps=turn_on_cpu), default=in_long_turns)
     return x.astype(xp.int32)
+
+
+def _encrypt_twins(x: Any, keys: Sequence[Any]) -> Any:
+    """`encrypt` on blocks of 16 bits, for vectors. The keys are bytes that are repeated in 16 bits.
+
+    Each word of 8 bits is held twice in 16 bits. Rotating the 16 bits then rotates both copies. So no bits need to be
+    masked, and a rotation is one instruction of some CPUs, which is not so for words of 8 bits.
+    """
+    left, right = (x & 0xFF00) | (x >> 8), (x << 8) | (x & 0xFF)
+    for a, b in zip(keys[::2], keys[1::2], strict=True):
+        left = left ^ _stir_twins(right) ^ a
+        right = right ^ _stir_twins(left) ^ b
+    return (left & 0xFF00) | (right & 0xFF)
+
+
+def _stir_twins(w: Any) -> Any:
+    return (((w << 1) | (w >> 15)) & w) ^ ((w << 2) | (w >> 14))
 
 
 def _likely_steps(count: int, length: int) -> int:

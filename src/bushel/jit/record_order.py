@@ -19,8 +19,12 @@ from bushel.jit.pytree import Pytree, child, pytree_dataclass
 from bushel.jit.source import EpochTables
 from bushel.jit.uint32 import LIMIT, derive_seed, multiply_divide
 
-TABLE_BELOW = 1 << 15
-"""Below this length an epoch's permutation is a table: computing single entries takes too many steps there."""
+TABLE_BELOW = 1 << 12
+"""Below this length an epoch's permutation is a table: computing single entries takes too many steps there.
+
+On a CPU, the entries of a batch take about as long as the batch's share of a table, unless the batch is tiny. On an
+accelerator every 32 steps are a kernel, and reading a table pays off for a step alone; a scan is as fast without.
+"""
 
 _WALK_FROM = 1 << 10
 """From this length on computing single entries is cheaper, where a table would not outlive the step."""

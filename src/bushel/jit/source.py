@@ -80,7 +80,7 @@ class EpochTables(NamedTuple):
 class IndexedState(NamedTuple):
     """The state of an indexed source: three 32-bit integers, however long the data are.
 
-    For data below 2**15 elements, `tables` also holds the permutations of the epochs from the one of the next record
+    For data below 2**12 elements, `tables` also holds the permutations of the epochs from the one of the next record
     on, because a lookup is cheaper there than computing it. The three integers determine them.
 
     The integers are one array, and the class is a named tuple: a call of a compiled program takes about a microsecond
