@@ -1,7 +1,8 @@
 """Packed rows by random access: which pieces make up row n is planned once, from lengths alone.
 
-index/packing.py decides where pieces go, and `fill_rows` of graph/pack_stream.py writes them there. The packers of
-streams, which see a few sequences at a time, are in graph/pack_stream.py and graph/concat_split.py.
+Where pieces go is decided by index/packing.py. The packers of streams, which see a few sequences at a time, are in
+graph/pack_stream.py and graph/concat_split.py. Here, unlike there, the pieces of a row lie end to end, with one gap
+after them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, locate_error
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.graph.node import InPlace, MadeOf, OneParentMap, Plan, made_of_several
-from bushel.graph.pack_stream import as_sequence, fill_rows
+from bushel.graph.pack_stream import as_sequence
 from bushel.index import epochs, packing, shuffle, words
 from bushel.sources.ragged_arrays import Sequences
 
@@ -77,11 +78,6 @@ class Pieces:
     """The last three have an entry per piece and feature."""
     lengths: np.ndarray
     """How long the elements are that the pieces are of, for each feature."""
-
-    def pick(self, edges: np.ndarray, pieces: np.ndarray, before: np.ndarray) -> Pieces:
-        """Some of the pieces, with the edges of their rows, and `before` added to the numbers of their elements."""
-        arrays = (self.segments, self.starts, self.offsets, self.sizes, self.lengths)
-        return Pieces(edges, self.elements[pieces] + before, *(array[pieces] for array in arrays))
 
 
 def plan_rows(lengths: np.ndarray, options: PackOptions) -> Pieces:
@@ -141,23 +137,24 @@ class PackedRows(OneParentMap):
         return dict(zip(self.options.capacities, (held / cells).tolist(), strict=True))
 
     def plan(self, indices: np.ndarray) -> Plan:
-        pieces = self._pieces_of(indices)
-        elements = pieces.elements
+        edges, pieces, elements = self._pieces_of(indices)
         # A long sequence may fill several rows in turn: it is read once for all of them.
         fresh = np.ones(len(elements), dtype=bool)
         np.not_equal(elements[1:], elements[:-1], out=fresh[1:])
-        return _Packed(self, indices, pieces, np.cumsum(fresh) - 1, self.parent.plan(elements[fresh]))
+        features = [_Feature.of(self, number, edges, pieces) for number in range(len(self.options.capacities))]
+        return _Packed(self, indices, edges, features, np.cumsum(fresh) - 1, self.parent.plan(elements[fresh]))
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        pieces = self._pieces_of(indices)
-        return made_of_several(pieces.edges, pieces.elements)
+        edges, _, elements = self._pieces_of(indices)
+        return made_of_several(edges, elements)
 
-    def _pieces_of(self, indices: np.ndarray) -> Pieces:
-        """The pieces of the rows at `indices`. Their elements are indices of the parent, in whatever epoch."""
+    def _pieces_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where each row begins among the pieces of all of them, these pieces, and the elements they are of."""
         epoch, row = words.split(indices, self.length, to=self.parent.length)
         first = self.pieces.edges[row]
-        counts = self.pieces.edges[row + 1] - first
-        return self.pieces.pick(*epochs.ranges(first, counts), np.repeat(epoch * self.parent.length, counts))
+        sizes = self.pieces.edges[row + 1] - first
+        edges, pieces = epochs.ranges(first, sizes)
+        return edges, pieces, self.pieces.elements[pieces] + np.repeat(epoch * self.parent.length, sizes)
 
     def element_spec(self) -> Any:
         spec = self.parent.element_spec()
@@ -181,48 +178,44 @@ class PackedRows(OneParentMap):
 
 
 @dataclasses.dataclass(slots=True)
-class _Packed(Plan):
-    """Packed rows: the pieces that they are made of, and the plan of the elements that the pieces are cut from."""
+class _Feature:
+    """The rows of a plan in one feature, as runs: the pieces of a row, then its gap, then the next row."""
 
-    node: PackedRows
-    indices: np.ndarray
-    pieces: Pieces
-    reads: np.ndarray
-    """For each piece, which element of the parent's plan it is of."""
-    parent: Plan
+    name: str
+    length: int
+    lengths: np.ndarray
+    offsets: np.ndarray
+    ends: np.ndarray
+    """How long the sequences are that pieces are of, and where in them pieces begin and end: an entry per piece."""
+    whole: bool
+    """Whether all pieces are whole sequences."""
+    edges: np.ndarray
+    """The runs of row n are [edges[n], edges[n + 1])."""
+    runs: np.ndarray
+    begins: np.ndarray
+    numbers: np.ndarray
+    """How long each run is, minus the cell of its row where it begins, which sequence of the row it is (0: a gap)."""
 
-    def read(self, low: int, high: int, private: bool) -> Block:
-        edges = self.pieces.edges
-        first, end = int(edges[low]), int(edges[high])
-        read = int(self.reads[first])
-        options = self.node.options
-        names: tuple[str | None, ...] = (None,) if isinstance(options.length, int) else tuple(options.length)
-        try:
-            entries = memory.call_apart(self.parent.entries, read, int(self.reads[end - 1]) + 1, names)
-        except RowFailed as failed:
-            piece = int(np.searchsorted(self.reads, read + failed.row))
-            raise RowFailed(self._find_row(piece) - low, failed.error) from failed.error
-        which = self.reads[first:end] - read
-        try:
-            tokens = [self._cut(number, some, which, first, end) for number, some in enumerate(entries)]
-        except RowFailed as failed:  # its row is a piece
-            row = self._find_row(failed.row)
-            where = self.node.describe_failure(int(self.indices[row]))
-            raise RowFailed(row - low, locate_error(failed.error, where)) from None
-        if all(map(_have_one_kind, tokens)):
-            return self._columns(tokens, low, high)
-        # Sequences of several kinds: a row is like its first one, whatever rows it is made together with.
-        rows = []
-        for row in range(low, high):
-            begin, stop = int(edges[row]) - first, int(edges[row + 1]) - first
-            rows.extend(self._columns([some[begin:stop] for some in tokens], row, row + 1).rows())
-        return rows
+    @classmethod
+    def of(cls, node: PackedRows, number: int, edges: np.ndarray, pieces: np.ndarray) -> _Feature:
+        name, length = list(node.options.capacities.items())[number]
+        plan, rows = node.pieces, len(edges) - 1
+        sizes, starts = plan.sizes[pieces, number], plan.starts[pieces, number]
+        lengths, offsets = plan.lengths[pieces, number], plan.offsets[pieces, number]
+        places = np.arange(len(pieces)) + np.repeat(np.arange(rows), np.diff(edges))
+        last = edges[1:] - 1
+        gaps = edges[1:] + np.arange(rows)
+        runs = np.empty(len(pieces) + rows, dtype=np.int64)
+        begins, numbers = np.zeros((2, len(runs)), dtype=np.int32)
+        runs[places], runs[gaps] = sizes, length - starts[last] - sizes[last]
+        begins[places], numbers[places] = -starts, plan.segments[pieces]
+        whole = bool((sizes == lengths).all())
+        return cls(
+            name, length, lengths, offsets, offsets + sizes, whole, edges + np.arange(rows + 1), runs, begins, numbers
+        )
 
-    def _find_row(self, piece: int) -> int:
-        return int(np.searchsorted(self.pieces.edges, piece, side="right")) - 1
-
-    def _cut(self, feature: int, entries: list[Any], which: np.ndarray, first: int, end: int) -> list[np.ndarray]:
-        """The tokens of pieces [first, end) in one feature. Several may be of one entry: `which` says of which.
+    def tokens(self, entries: list[Any], which: np.ndarray, first: int, end: int) -> list[np.ndarray]:
+        """Pieces [first, end). Several may be of one entry: `which` says of which entry each is.
 
         Raises RowFailed, with the number of the piece as its row, where an entry is not as long as was planned.
         """
@@ -234,32 +227,95 @@ class _Packed(Plan):
             have = np.fromiter(map(len, entries), np.int64, len(entries))
         if len(entries) < end - first:
             entries, have = [entries[n] for n in which.tolist()], have[which]
-        expected, sizes = self.pieces.lengths[first:end, feature], self.pieces.sizes[first:end, feature]
+        expected = self.lengths[first:end]
         if not (have == expected).all():
             wrong = int((have != expected).argmax())
             sentence = (
-                f"{list(self.node.options.capacities)[feature]} has {have[wrong]} entries, and rows were planned for "
-                f"{expected[wrong]}. Lengths must be those of the very elements that are packed: compute the column on "
-                "this dataset."
+                f"{self.name} has {have[wrong]} entries, and rows were planned for {expected[wrong]}. Lengths must be "
+                "those of the very elements that are packed: compute the column on this dataset."
             )
             raise RowFailed(first + wrong, ValueError(sentence))
-        if (sizes == expected).all():
+        if self.whole:
             return entries
-        begins = self.pieces.offsets[first:end, feature]
-        cuts = zip(entries, begins.tolist(), (begins + sizes).tolist(), strict=True)
+        cuts = zip(entries, self.offsets[first:end].tolist(), self.ends[first:end].tolist(), strict=True)
         return [sequence[begin:stop] for sequence, begin, stop in cuts]
 
+    def rows(self, tokens: list[np.ndarray], low: int, high: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows [low, high) with these pieces, the numbers of their segments, and positions in these."""
+        edges = self.edges[low : high + 1] - self.edges[low]
+        here = slice(self.edges[low], self.edges[high])
+        runs, shape = self.runs[here], (high - low, self.length)
+        gaps = runs[edges[1:] - 1].tolist()
+        like = tokens[0]
+        pad = np.zeros((max(gaps), *like.shape[1:]), like.dtype)
+        parts: list[np.ndarray] = []
+        first = 0
+        for row, (end, gap) in enumerate(zip(edges[1:].tolist(), gaps), start=1):
+            parts += tokens[first : end - row]
+            parts.append(pad[:gap])
+            first = end - row
+        filled = memory.output((*shape, *like.shape[1:]), like.dtype)
+        np.concatenate(parts, out=filled.reshape(-1, *like.shape[1:]), casting="unsafe")
+        positions = np.repeat(self.begins[here], runs).reshape(shape)
+        positions += _count_up(self.length)
+        for row, gap in enumerate(gaps):
+            positions[row, self.length - gap :] = 0
+        return filled, np.repeat(self.numbers[here], runs).reshape(shape), positions
+
+
+@dataclasses.dataclass(slots=True)
+class _Packed(Plan):
+    node: PackedRows
+    indices: np.ndarray
+    edges: np.ndarray
+    features: list[_Feature]
+    reads: np.ndarray
+    """For each piece, which element of the parent's plan it is of."""
+    parent: Plan
+
+    def read(self, low: int, high: int, private: bool) -> Block:
+        first, end = int(self.edges[low]), int(self.edges[high])
+        read = int(self.reads[first])
+        bare = isinstance(self.node.options.length, int)
+        names: tuple[str | None, ...] = (None,) if bare else tuple(feature.name for feature in self.features)
+        try:
+            entries = memory.call_apart(self.parent.entries, read, int(self.reads[end - 1]) + 1, names)
+        except RowFailed as failed:
+            piece = int(np.searchsorted(self.reads, read + failed.row))
+            raise RowFailed(self._find_row(piece) - low, failed.error) from failed.error
+        which = self.reads[first:end] - read
+        try:
+            tokens = [
+                feature.tokens(some, which, first, end) for feature, some in zip(self.features, entries, strict=True)
+            ]
+        except RowFailed as failed:  # its row is a piece
+            row = self._find_row(failed.row)
+            where = self.node.describe_failure(int(self.indices[row]))
+            raise RowFailed(row - low, locate_error(failed.error, where)) from None
+        if all(map(_have_one_kind, tokens)):
+            return self._columns(tokens, low, high)
+        # Sequences of several kinds: a row is like its first one, whatever rows it is made together with.
+        rows = []
+        for row in range(low, high):
+            begin, stop = int(self.edges[row]) - first, int(self.edges[row + 1]) - first
+            rows.extend(self._columns([some[begin:stop] for some in tokens], row, row + 1).rows())
+        return rows
+
+    def _find_row(self, piece: int) -> int:
+        return int(np.searchsorted(self.edges, piece, side="right")) - 1
+
     def _columns(self, tokens: list[list[np.ndarray]], low: int, high: int) -> Columns:
-        pieces, edges = self.pieces, self.pieces.edges[low : high + 1]
-        here, rows = slice(edges[0], edges[-1]), np.repeat(np.arange(high - low), np.diff(edges))
         data: dict[str, np.ndarray] = {}
         numbered: dict[str, np.ndarray] = {}
-        for number, (name, length) in enumerate(self.node.options.capacities.items()):
-            starts, sizes = pieces.starts[here, number], pieces.sizes[here, number]
-            laid = packing.layout(rows, starts, sizes, pieces.segments[here], count=high - low, length=length)
-            data[name] = fill_rows(laid, tokens[number], tokens[number][0])
-            numbered[f"{name}_segment_ids"], numbered[f"{name}_positions"] = laid.segment_ids(), laid.positions()
+        for feature, some in zip(self.features, tokens, strict=True):
+            name = feature.name
+            data[name], numbered[f"{name}_segment_ids"], numbered[f"{name}_positions"] = feature.rows(some, low, high)
         return Columns(data | numbered, high - low)
+
+
+@functools.lru_cache(maxsize=4)
+def _count_up(count: int) -> np.ndarray:
+    return np.arange(count, dtype=np.int32)
 
 
 def _have_one_kind(sequences: list[np.ndarray]) -> bool:
