@@ -269,6 +269,16 @@ def test_a_source_of_the_user_that_changes_between_calls_is_read_again():
     assert float(loader.next_batch(state)[0]) == 2
 
 
+def test_a_step_can_be_compiled_ahead_of_time():
+    loader = jit.DataLoader(jit.BatchTransform(batch_size=4)(jit.ArraySource({"x": np.arange(12)})))
+    state = loader.init_state(0)
+    compiled = jax.jit(lambda loader, state: loader.next_batch(state)).lower(loader, state).compile()
+    expected, next_state, _ = loader.next_batch(state)
+    batch, compiled_state, _ = compiled(loader, state)
+    assert (batch["x"] == expected["x"]).all()
+    assert loader.save(compiled_state) == loader.save(next_state)
+
+
 def test_the_parts_of_a_loader_are_taken_apart_once():
     # JAX asks for them in every call of a compiled program; the same structure is equal without being compared.
     loader = DataLoader([ArraySource(ROWS), BatchTransform(4)])

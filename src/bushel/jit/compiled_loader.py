@@ -99,7 +99,11 @@ class DataLoader:
         structure, constants, others = static
         remaining = iter(arrays)
         source = structure.unflatten(next(remaining) if each is None else each.value for each in constants)
-        return build(cls, source=source, **{name: each.value for name, each in others})
+        loader = build(cls, source=source, **{name: each.value for name, each in others})
+        if isinstance(source, IndexedSource):
+            # `lower` puts descriptions of arrays in their place, which `_Parts` would take for constants.
+            vars(loader)["_parts"] = tuple(arrays), static
+        return loader
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.source!r}, steps_per_epoch={self.steps_per_epoch})"
