@@ -38,7 +38,7 @@ import bushel
 from benchmarks.libraries import machine
 from bushel.sources import BagzDataSource, file_access, object_stores
 
-WORKS = {1024: 4096, 32 * 1024: 2048, 256 * 1024: 768, 2**20: 256}
+WORKS = {1024: 4096, 32 * 1024: 2048, 256 * 1024: 2048, 2**20: 768}
 """Bytes of a record: how many records are read."""
 APART_BYTES = 64 * 1024
 """Ranges nearer than this become one request of Bushel's."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -293,8 +295,32 @@ def test_large_copies_of_workers_go_past_the_cache_and_programs_they_start_know_
         wait_until(lambda: not alive([first]))
     with iter(numbers(3).map(look).mp_prefetch(options())) as it:
         begun_with, now = next(it)
-    assert ":GLIBC_TUNABLES=glibc.cpu.x86_non_temporal_threshold=0x100000:glibc.malloc.check=0:" in begun_with
+    tunables = begun_with.partition(":GLIBC_TUNABLES=")[2]
+    assert tunables.startswith("glibc.cpu.x86_non_temporal_threshold=0x100000:")
+    assert ":glibc.malloc.check=0:" in tunables  # the user's own come last
     assert now == "glibc.malloc.check=0"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc is told to keep memory")
+@pytest.mark.parametrize("own_setting", [False, True])
+def test_workers_keep_the_memory_of_a_block_for_the_next_one_unless_the_user_says_otherwise(own_setting, monkeypatch):
+    def make_image(x: int) -> dict[str, Any]:
+        return {
+            "image": np.full(150_000, x % 251, np.uint8),
+            "faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
+        }
+
+    if own_setting:
+        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    first = zygote()
+    if first is not None:
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not alive([first]))
+    with iter(numbers(64 * 24).map(make_image).batch(64).mp_prefetch(options(1))) as it:
+        faults = [batch["faults"] for batch in it]
+    pages = 150_000 // os.sysconf("SC_PAGE_SIZE")
+    each = np.median([after[0] - before[0] for before, after in itertools.pairwise(faults[8:])]) / 64
+    assert each > pages / 2 if own_setting else each < pages / 8
 
 
 def test_modules_beside_the_consumer_can_be_imported(monkeypatch, tmp_path):
