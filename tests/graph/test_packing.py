@@ -504,3 +504,36 @@ def test_several_rows_at_once_are_those_made_one_by_one(lengths, row, bos, keep,
         at += len(got)
         if len(got):
             assert cursor.get_state() == states[at]
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=40),
+    row=st.integers(1, 9),
+    data=st.data(),
+)
+def test_a_read_that_fails_ahead_of_several_rows_takes_none_away(lengths, row, data):
+    records = [{"t": values} for values in tokens(lengths)]
+    failing = data.draw(st.sets(st.integers(0, len(records) - 1), max_size=4))
+
+    def open_rows(at):
+        packer = bushel.experimental.ConcatThenSplitIterDataset
+        return open_stream(packer(stream(bushel, FailsOnce(records, at)), length_struct={"t": row})._node)
+
+    expected, found, errors = [], [], 0
+    model, cursor = open_rows([]), open_rows(failing)
+    while len(block := model.pull(1)):
+        expected += rows_of(block)
+    while True:
+        wanted = data.draw(st.integers(1, 6))
+        try:
+            block = cursor.pull(wanted)
+        except OSError:
+            errors += 1
+            continue
+        assert len(block) <= wanted
+        if not len(block):
+            break
+        found += rows_of(block)
+    assert errors <= len(failing)
+    assert same(found, expected)

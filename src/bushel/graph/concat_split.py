@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import functools
 import logging
+import math
 from collections.abc import Mapping
 from operator import countOf
 from typing import Any
@@ -145,7 +146,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         try:
             while known and (room := count * rows.length - rows.total) >= 0:
                 before = len(self.waiting)
-                self._read_ahead(max(1, int(room / (1.5 * self.mean))) if self.mean else 1)
+                self._read_ahead(math.ceil(room / self.mean) or 1 if self.mean else 1)
                 known = len(self.waiting) > before and rows.add(self.waiting[before:], self.waiting_at[before:])
                 self.mean = rows.total / max(1, len(rows.sizes))
         except Exception:

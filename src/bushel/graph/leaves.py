@@ -212,6 +212,8 @@ class _ManyReads(Plan):
 
     def read(self, low: int, high: int, private: bool) -> Block:
         positions = self.positions[low:high]
+        if not private and isinstance(self.node.source, RaggedDataSource):
+            return self.node.source.look(positions)
         try:
             block = self.read_many(positions)
             if not isinstance(block, Columns):
