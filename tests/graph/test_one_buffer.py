@@ -121,3 +121,23 @@ def test_records_that_share_a_constant_are_not_read_again():
     source.reads = 0
     assert np.array_equal(ds[1]["tokens"], EXPECTED[4:])
     assert source.reads == 4
+
+
+class Kept:
+    """Returns its own arrays."""
+
+    def __init__(self) -> None:
+        self.arrays = [np.full(4, index) for index in range(8)]
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.arrays[index]
+
+
+def test_only_the_first_two_records_of_a_source_that_keeps_them_are_copied_for_a_batch():
+    source = Kept()
+    rows = bushel.MapDataset.source(source)._node.plan(np.arange(8)).look(0, 8)
+    assert [row is array for row, array in zip(rows, source.arrays, strict=True)] == [False] * 2 + [True] * 6
+    assert np.array_equal(rows, source.arrays)

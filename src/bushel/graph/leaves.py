@@ -74,7 +74,10 @@ class Source(Leaf):
           position: where the source has it.
         """
         known = vars(self)
-        before, first, values = known.setdefault(_FIRST_READ, (position, record, copy_value(record)))
+        seen = known.get(_FIRST_READ)
+        if seen is None:  # another thread may be here, too
+            seen = known.setdefault(_FIRST_READ, (position, record, copy_value(record)))
+        before, first, values = seen
         if before != position:
             one_object = first is record and type(record) not in IMMUTABLE
             old, new = trees.leaves(values), trees.leaves(first)
@@ -167,7 +170,10 @@ class _SingleReads(Plan):
 
     def _read_and_compare(self, position: int) -> Any:
         record = self.node.source[position]
-        self.node.compare_reads(record, position)
+        if self.node.keeps_records is None:
+            self.node.compare_reads(record, position)
+        elif self.node.keeps_records:  # since a record before this one
+            return record
         return copy_value(record)
 
 
