@@ -200,12 +200,14 @@ def run_with_kills(ds: Any, executor: Processes, kills: int, seed: int, *, at_le
     """Reads a stream while workers are killed, compares each element and state, and returns how many were killed.
 
     All workers are killed in the first turn. So the pool knows that somebody kills workers, and blames no element that
-    happens to be at work in the next turns.
+    happens to be at work in the next turns. Between two turns a worker must have finished something, if there is
+    anything to do: if workers never do, the pool rightly gives up.
     """
-    rng, killed = random.Random(seed), 0
+    rng, killed, supervisor = random.Random(seed), 0, executor._supervisor
     with opened(ds, None) as undisturbed, opened(ds, executor) as it:
         for count, expected in enumerate(undisturbed, 1):
             if killed < kills and rng.random() < 0.3:
+                wait_until(lambda: not supervisor._deaths_in_a_row or not supervisor._jobs)
                 # On a slow machine the elements may be in the buffer while the workers of the last turn are replaced.
                 pids = sorted(wait_until(lambda: alive(executor.pids())))
                 for pid in rng.sample(pids, min(rng.choice([1, 1, 2]), len(pids))) if killed else pids:
