@@ -70,7 +70,7 @@ def test_the_package_guard_can_fail():
 
 def test_the_time_guard_can_fail():
     slow = f"while time.process_time() - start < {LIMIT} * (start - begun): pass"
-    assert best_ratio(more=slow) >= LIMIT
+    assert import_in_child(more=slow)["ratio"] >= LIMIT  # once is enough: no run can be quicker
 
 
 def test_modules_of_extras_are_attributes():
