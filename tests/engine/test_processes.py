@@ -56,6 +56,14 @@ def numbers(length: int) -> Any:
     return bushel.MapDataset.range(length).to_iter_dataset(bushel.ReadOptions(0, 0))
 
 
+def end_zygote() -> None:
+    """Kills the zygote, if there is one, so that the next pool starts another."""
+    first = zygote()
+    if first is not None:
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not alive([first]))
+
+
 def process(*_: Any) -> int:
     return os.getpid()
 
@@ -230,10 +238,7 @@ def test_workers_see_no_accelerator_and_no_jax():
     def look(x: int) -> tuple[Any, ...]:
         return os.environ["JAX_PLATFORMS"], os.environ["CUDA_VISIBLE_DEVICES"], sorted(sys.modules)
 
-    first = zygote()
-    if first is not None:  # so that a new one starts with JAX at work here
-        os.kill(first, signal.SIGKILL)
-        wait_until(lambda: not alive([first]))
+    end_zygote()  # so that a new one starts with JAX at work here
     with iter(numbers(10).map(look).mp_prefetch(options())) as it:
         for platforms, devices, modules in it:
             assert (platforms, devices) == ("cpu", "-1")
@@ -289,10 +294,7 @@ def test_large_copies_of_workers_go_past_the_cache_and_programs_they_start_know_
         return begun_with.replace("\0", ":"), os.environ.get("GLIBC_TUNABLES")  # the C library splits it in place
 
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")  # first: a pool still open may start the next zygote
-    first = zygote()
-    if first is not None:
-        os.kill(first, signal.SIGKILL)
-        wait_until(lambda: not alive([first]))
+    end_zygote()
     with iter(numbers(3).map(look).mp_prefetch(options())) as it:
         begun_with, now = next(it)
     tunables = begun_with.partition(":GLIBC_TUNABLES=")[2]
@@ -302,25 +304,24 @@ def test_large_copies_of_workers_go_past_the_cache_and_programs_they_start_know_
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only glibc is told to keep memory")
-@pytest.mark.parametrize("own_setting", [False, True])
-def test_workers_keep_the_memory_of_a_block_for_the_next_one_unless_the_user_says_otherwise(own_setting, monkeypatch):
+@pytest.mark.parametrize(
+    "setting", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}]
+)
+def test_workers_keep_the_memory_of_a_block_for_the_next_one_unless_the_user_says_otherwise(setting, monkeypatch):
     def make_image(x: int) -> dict[str, Any]:
         return {
             "image": np.full(150_000, x % 251, np.uint8),
             "faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
         }
 
-    if own_setting:
-        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    first = zygote()
-    if first is not None:
-        os.kill(first, signal.SIGKILL)
-        wait_until(lambda: not alive([first]))
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    end_zygote()
     with iter(numbers(64 * 24).map(make_image).batch(64).mp_prefetch(options(1))) as it:
         faults = [batch["faults"] for batch in it]
     pages = 150_000 // os.sysconf("SC_PAGE_SIZE")
     each = np.median([after[0] - before[0] for before, after in itertools.pairwise(faults[8:])]) / 64
-    assert each > pages / 2 if own_setting else each < pages / 8
+    assert each > pages / 2 if setting else each < pages / 8
 
 
 def test_modules_beside_the_consumer_can_be_imported(monkeypatch, tmp_path):

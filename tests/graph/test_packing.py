@@ -537,3 +537,12 @@ def test_a_read_that_fails_ahead_of_several_rows_takes_none_away(lengths, row, d
         found += rows_of(block)
     assert errors <= len(failing)
     assert same(found, expected)
+
+
+def test_after_many_empty_sequences_not_all_others_are_read_at_once():
+    lengths, read = [1, *[0] * 2000, *[1] * 50_000], []
+    ds = bushel.MapDataset.range(len(lengths)).map(lambda i: read.append(i) or {"t": np.ones(lengths[i], np.int32)})
+    packed = bushel.experimental.ConcatThenSplitIterDataset(ds.to_iter_dataset(), length_struct={"t": 64})
+    with iter(packed.batch(16)) as it:
+        assert next(it)["t"].shape == (16, 64)
+    assert 3024 < len(read) < 6000

@@ -99,6 +99,7 @@ class _Piece:
 
 _Row = list[_Piece]
 _TRIES = 3
+_MOST_READ = 1024  # elements of one read: if nearly all of them are empty, a row needs many
 _CUTS, _GIVEN = "remainder_slices", "elements_from_buffer_after_checkpoint"
 _WHOLE = (-1, -1)  # in a state: no element has been cut
 
@@ -146,7 +147,9 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         try:
             while known and (room := count * rows.length - rows.total) >= 0:
                 before = len(self.waiting)
-                self._read_ahead(math.ceil(room / self.mean) or 1 if self.mean else 1)
+                # As many as are probably needed. What is too much waits for the next rows, with its positions.
+                wanted = max(1, math.ceil(room / self.mean)) if self.mean else 1
+                self._read_ahead(min(wanted, _MOST_READ))
                 known = len(self.waiting) > before and rows.add(self.waiting[before:], self.waiting_at[before:])
                 self.mean = rows.total / max(1, len(rows.sizes))
         except Exception:

@@ -22,7 +22,16 @@ from bushel.base.errors import add_note
 from bushel.engine.actors import cluster
 from bushel.engine.pool import wire
 from bushel.engine.pool.exceptions import pack_error
-from bushel.engine.pool.worker import call_init, forget_program, pack_broken, pack_each_row, pack_result
+from bushel.engine.pool.worker import (
+    KEPT_BYTES,
+    LARGEST_KEPT,
+    call_init,
+    forget_program,
+    keeps_default_memory,
+    pack_broken,
+    pack_each_row,
+    pack_result,
+)
 from bushel.engine.program import Announce, Misfit, Program
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import become_worker, run_task
@@ -31,8 +40,6 @@ PRIVATE_BYTES = 1 << 20
 """An actor copies smaller arrays of the pipeline, so that functions may write into them. It shares larger ones."""
 
 _BESIDE_BYTES = 1 << 16  # a longer pickle of rows travels like an array, and not inside of another pickle
-
-_KEPT_BYTES = 64 << 20  # how much freed memory an actor keeps, so that the next block need not ask for it again
 
 Answer = tuple[Any, ...]
 """The return value of a method: the kind of the answer, as a str, and its parts."""
@@ -88,7 +95,8 @@ class ActorWorker:
         import ray
 
         become_worker()
-        _keep_freed_memory()
+        if keeps_default_memory():
+            _keep_freed_memory()
         if (version := cluster.read_version()) != setup.version:
             what = f"node {self._host} has Bushel {version}, and this process has Bushel {setup.version}"
             return "broken", what, *pack_error(RuntimeError("Install the same version of Bushel everywhere."))
@@ -161,16 +169,12 @@ class ActorWorker:
 
 
 def _keep_freed_memory() -> None:
-    """Makes the C library keep the memory of a block for the next block. It does nothing where this is not glibc.
-
-    A block of large rows frees some 20 MB at once. By default glibc returns so much to the system, and the next block
-    pays for every page again, which took a third of the actor's time with rows of 1.5 MB.
-    """
+    """Makes the C library keep the memory of a block for the next block: see `KEPT_BYTES`. Nothing without glibc."""
     trim_threshold, mmap_threshold = -1, -3  # the names are macros of malloc.h
     with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(trim_threshold, _KEPT_BYTES)
-        mallopt(mmap_threshold, _KEPT_BYTES // 2)  # larger arrays have memory of their own, which is returned at once
+        mallopt(trim_threshold, KEPT_BYTES)
+        mallopt(mmap_threshold, LARGEST_KEPT)
 
 
 def _pack_beside(rows: Any) -> tuple[Any, list[np.ndarray]]:

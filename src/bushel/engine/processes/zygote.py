@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from bushel.base import clean_python
 from bushel.base.clean_python import describe_exit
 from bushel.base.lazy import Lazy
-from bushel.engine.pool.worker import NO_ACCELERATOR
+from bushel.engine.pool.worker import KEPT_BYTES, LARGEST_KEPT, NO_ACCELERATOR, keeps_default_memory
 from bushel.engine.processes import worker
 from bushel.engine.processes.channel import Channel, Closed
 
@@ -43,12 +43,7 @@ _BYPASS_CACHE = "glibc.cpu.x86_non_temporal_threshold=0x100000"
 That makes such copies up to twice as fast. glibc reads this variable when a process starts; others ignore it.
 """
 
-_KEEP_FREED_MEMORY = "glibc.malloc.trim_threshold=0x10000000:glibc.malloc.mmap_threshold=0x2000000"
-"""A worker keeps up to 256 MiB of freed memory for its next block; arrays above 32 MiB are returned at once.
-
-A block of images frees many megabytes at once. By default glibc returns them to the system, and the next block pays for
-every page again: three quarters of the time of a worker that only makes arrays of 150 KB.
-"""
+_KEEP_FREED_MEMORY = f"glibc.malloc.trim_threshold={KEPT_BYTES}:glibc.malloc.mmap_threshold={LARGEST_KEPT}"
 
 FORKS = sys.platform == "linux"
 """Whether workers are forked from the zygote by default."""
@@ -270,14 +265,9 @@ class Starter:
 
 def _start_python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
     """Starts a clean process that calls a function of this package with a file descriptor."""
-    # The user's own settings win. Of a name that is set twice here, glibc takes the last value. The older variables,
-    # such as MALLOC_TRIM_THRESHOLD_, would lose against a name that is set here.
-    ours = (
-        [_BYPASS_CACHE]
-        if any(name.startswith("MALLOC_") for name in os.environ)
-        else [_BYPASS_CACHE, _KEEP_FREED_MEMORY]
-    )
-    tunables = ":".join(filter(None, [*ours, os.environ.get(_TUNABLES)]))
+    # The user's own setting comes last: if both set the same name, glibc takes the last one.
+    keep = _KEEP_FREED_MEMORY if keeps_default_memory() else None
+    tunables = ":".join(filter(None, [_BYPASS_CACHE, keep, os.environ.get(_TUNABLES)]))
     variables = {**THREADS, **os.environ, **NO_ACCELERATOR, _TUNABLES: tunables}
     code = f"from bushel.engine.processes import zygote; {function}({descriptor})"
     return clean_python.start(code, descriptor, variables)
