@@ -10,7 +10,10 @@ import pytest
 
 import bushel
 from bushel import MapDataset
+from bushel.base.blocks import rows_of
+from bushel.base.trees import leaves
 from bushel.sources import RaggedDataSource
+from bushel.testing import same
 
 
 def test_records_are_slices_of_their_own():
@@ -58,3 +61,15 @@ def test_it_is_known_by_its_data():
     one, other = (MapDataset.source(RaggedDataSource(np.arange(4) + n, [0, 1, 4])) for n in (0, 1))
     with pytest.raises(bushel.StateMismatch, match="other data"):
         iter(other).set_state(iter(one).get_state())
+
+
+@pytest.mark.parametrize(
+    "tree", [lambda values: values, lambda values: {"t": values}, lambda values: (values, [values])]
+)
+def test_records_are_copied_only_for_who_may_write(tree):
+    values = np.arange(10)
+    plan = MapDataset.source(RaggedDataSource(tree(values), [0, 3, 3, 10]))._node.plan(np.array([2, 0]))
+    for read, shares in ((plan.look, True), (plan.take, False)):
+        rows = rows_of(read(0, 2))
+        assert same(rows, [tree(values[3:]), tree(values[:3])])
+        assert [np.shares_memory(leaf, values) for row in rows for leaf in leaves(row)] == [shares] * len(leaves(rows))
