@@ -308,3 +308,11 @@ def test_a_column_saved_when_missing_elements_shifted_it_is_not_used(tmp_path, m
     (file,) = tmp_path.glob("*.npy")
     np.save(file, np.zeros(256))
     assert np.asarray(ds.column(square, cache=tmp_path))[255] == 255 * 255
+
+
+def test_pieces_of_workers_do_not_fill_their_shared_memory(caplog):
+    ds, options = MapDataset.range(40_000), MultiprocessingOptions(2, budget_bytes=1 << 20)
+    with caplog.at_level("WARNING", logger="bushel"):
+        values = ds.column(lambda x: np.stack([x] * 16, axis=1), vectorized=True, options=options)
+    assert np.array_equal(values, np.arange(40_000)[:, None].repeat(16, axis=1))
+    assert not caplog.records

@@ -105,7 +105,8 @@ def _pieces(node: Map, begin: int, options: WorkerOptions | None, progress: Prog
                         )
                     at += 1
                     progress.show(end)
-                    yield values
+                    # The caller keeps all pieces. Those of workers lie in shared memory, which would be full soon.
+                    yield values if here else values.copy()
                     if here and time.monotonic() - started > _INLINE_S:
                         break
                 else:
