@@ -20,6 +20,7 @@ import simplejpeg
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import bushel
+from bushel.base.install import install_command
 from bushel.sources import ArrayRecordDataSource, FixedRecords, decode_image, highway_hash
 
 BLOCK = 64
@@ -181,7 +182,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="parts of the names of works")
     options = parser.parse_args()
     if highway_hash.find_c_function() is None:
-        raise SystemExit("This benchmark needs the C function: pip install 'bushel[highway]'.")
+        raise SystemExit(f"This benchmark needs the C function: {install_command('highway')}.")
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()}\n{describe_hash()}\n")
     print("| work | off | default, first pass | default, later passes | `verify=True` |")
     print("| --- | --- | --- | --- | --- |")

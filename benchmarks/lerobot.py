@@ -1,7 +1,7 @@
 """LeRobot windows: CPU time per camera frame beside `LeRobotDataset` with PyTorch's `DataLoader`, and beside a floor.
 
 `PYTHONPATH=src python -m benchmarks.lerobot` prints a table in Markdown; `--save` also writes results/lerobot.md. It
-needs lerobot 0.4 with torch and torchcodec, and `bushel[parquet,video,robots]`, in one virtual environment; without
+needs lerobot 0.4 with torch and torchcodec, and the extras `parquet,video,robots`, in one virtual environment; without
 lerobot it measures Bushel and the floor. The data set is written by Bushel: episodes of 120 frames, 2 cameras of
 320 x 240 at 30 fps, a key frame every second frame. A window has 8 frames of both cameras, of state and action; batches
 of 16 windows in a random order over all rows. Each time is the median of several repetitions, in turns, of all

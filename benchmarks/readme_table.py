@@ -1,4 +1,4 @@
-"""The table "Against Grain" of README.md, from results/all.json. `python -m benchmarks.readme_table` writes it."""
+"""The table of speed of README.md, from results/all.json. `python -m benchmarks.readme_table` writes it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,6 @@ class Figures:
         found = [self.get_ratios(name, contender=contender) for name in workloads]
         return "; ".join(show_number(ratio[0]) if ratio else "-" for ratio in found)
 
-    def show_range(self, *ratios: float) -> str:
-        """The least and the largest."""
-        return f"{show_number(min(ratios))} to {show_number(max(ratios))}" if ratios else "-"
-
     def show_times(self, workload: str, unit: str, factor: float = 1.0) -> str:
         """Bushel's time (or memory) against Grain's."""
         row = self.rows.get((workload, "bushel"))
@@ -44,57 +40,26 @@ def show_number(value: float) -> str:
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.995 else f"{value:.2f}"
 
 
-STATES = ("STATE get_state", "STATE set_state", "STATE resume")
 PACKERS = ("W4 ConcatThenSplit", "W4 BestFitPack", "W4 FirstFitPack")
-PACKED = ("W4 packed, shuffled", "W4 packed, in order")
-WINDOWS = ("WINDOW 100, stream", "WINDOW 100, map", "WINDOW 1000, stream", "WINDOW 1000, map")
-SINGLE_READS = ("ArrayRecord [i], 100,000 records", "ArrayRecord [i], 1,000,000 records")
 
 
-def show_packed(figures: Figures) -> str:
-    ratios = [
-        ratio
-        for contender in ("bushel, opaque source", "bushel, ragged column")
-        for ratio in figures.get_ratios(*PACKED, contender=contender)
-    ]
-    return figures.show_range(*ratios)
+def show_windows(figures: Figures) -> str:
+    return f"{figures.show('W5 windows')}; {figures.show('W5 windows', contender=OWN_SOURCE)}"
 
 
 ROWS: list[tuple[str, Callable[[Figures], str]]] = [
     ("28x28 images in arrays, shuffle, batch 128, then normalise the batch", lambda f: f.show("W1a")),
-    (
-        "the same from a source that gives one record at a time, as Grain's does",
-        lambda f: f.show("W1a", contender=OWN_SOURCE),
-    ),
-    ("images in arrays, each one normalised before `batch`", lambda f: f.show("W1b")),
-    (
-        "normalised batches; normalised images, through a `DataLoader`",
-        lambda f: f.show("W1a, DataLoader", "W1b, DataLoader"),
-    ),
+    ("the same from a source that gives one record at a time", lambda f: f.show("W1a", contender=OWN_SOURCE)),
+    ("each image normalised before `batch`", lambda f: f.show("W1b")),
     ("small dicts, five trivial maps, a filter, batch 256", lambda f: f.show("W2")),
-    ("token sequences packed as a stream: concatenated; best fit; first fit", lambda f: f.show(*PACKERS)),
-    ("token sequences packed by `ds.pack`", show_packed),
-    ("window shuffle", lambda f: f.show_range(*f.get_ratios(*WINDOWS))),
-    ("interleave of streams", lambda f: f.show("INTERLEAVE")),
-    ("windows of robot trajectories from a table of episodes", lambda f: f.show("W5 windows")),
-    (
-        "the same from a user's own class, with masks; without",
-        lambda f: f.show("W5 windows", "W5 windows without masks", contender=OWN_SOURCE),
-    ),
-    ("per-element map with 2 worker processes each", lambda f: f.show("W1b, workers 2")),
-    ("small dicts with 2 worker processes each", lambda f: f.show("W2, workers 2")),
+    ("token sequences packed: concatenated; best fit; first fit", lambda f: f.show(*PACKERS)),
+    ("windows of robot trajectories from a table; from a user's class", show_windows),
     ("JPEG decoding with 2 workers each", lambda f: f.show("W3, workers 2")),
-    ("JPEG decoding with 2 threads against 2 workers", lambda f: f.show("W3, workers 2", contender="bushel, threads")),
-    (
-        "1.5 MB elements through 1 worker each; 2 each; 2 against Grain without any",
-        lambda f: f.show("W6, workers 1", "W6, workers 2", "W6, Grain without workers"),
-    ),
-    ("single reads of an ArrayRecord file of 100,000 records; of 1,000,000", lambda f: f.show(*SINGLE_READS)),
+    ("1.5 MB elements through 2 workers each", lambda f: f.show("W6, workers 2")),
     ("time to the first batch of 2 workers", lambda f: f.show_times("FIRST BATCH, workers 2", "s")),
     ("memory of one worker", lambda f: f.show_times("MEMORY, per worker", "MiB")),
-    ("`get_state`; `set_state`; resuming up to the first element", lambda f: f.show(*STATES)),
-    ("resuming up to the first element, which checks the state", lambda f: f.show_times(STATES[2], "us", 1e6)),
 ]
+"""Ten rows at most: README is for the first minute. All rows are in results/all.md."""
 
 
 def make_table(rows: list[dict[str, Any]]) -> str:

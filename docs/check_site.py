@@ -77,9 +77,30 @@ def find_missing_names(site: Path) -> list[str]:
     return [f"{name} is public, but is not in the reference." for name in sorted(wanted - described)]
 
 
+SEARCHED = (
+    "huggingface",
+    "num_workers",
+    "validation",
+    "imagenet",
+    "tokenizer",
+    "pytorch",
+    "checkpoint",
+    "resume",
+    "s3",
+)
+"""Words that people search for. The search must find a page for each."""
+
+
+def find_missing_words(site: Path) -> list[str]:
+    """A sentence for each word that the search of the site does not find."""
+    index = (site / "searchindex.js").read_text(encoding="utf-8").lower()
+    # Sphinx keeps the stems of words, so the end of a word may be missing.
+    return [f"The search of the site finds nothing for {word!r}." for word in SEARCHED if f'"{word[:7]}' not in index]
+
+
 def find_faults(site: Path) -> list[str]:
     """All faults of a built site."""
-    return [*find_missing_names(site), *find_bad_links(site)]
+    return [*find_missing_names(site), *find_bad_links(site), *find_missing_words(site)]
 
 
 if __name__ == "__main__":

@@ -60,10 +60,13 @@ copybutton_prompt_is_regexp = True
 html_theme = "sphinx_book_theme"
 html_title = "Bushel"
 html_static_path = ["_static"]
+html_logo = "_static/logo.svg"
+html_favicon = "_static/logo.svg"
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
+    "logo": {"text": "Bushel"},
     "repository_url": "https://github.com/bushel-data/bushel",
     "repository_branch": "main",
     "path_to_docs": "docs",

@@ -5,7 +5,7 @@
 A hand drives to a cube. Two cameras see it: one looks at the table, one sits on the hand. The episodes are written as a
 LeRobot v3 data set, with videos. The policy sees two frames of each camera and the position of the hand, and predicts
 the next eight moves. The last part mixes this data set with an RLDS data set of a robot that has only one camera.
-Needs optax, bushel[jax], bushel[parquet], bushel[video] and bushel[robots].
+Needs optax, and the extras jax, parquet, video and robots.
 """
 
 import argparse

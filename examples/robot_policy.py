@@ -5,7 +5,7 @@
 A scene has a red and a green target and a robot, which drives to the one that it is told. The arm has two cameras and
 actions of three numbers (the way to go, in centimetres, and the gripper), the rover one camera and actions of two (in
 metres). The policy sees two frames, and as its task either a goal image or words; it gives the next four actions.
-Needs flax, optax, bushel[orbax] and bushel[robots].
+Needs flax, optax, and the extras orbax and robots.
 """
 
 import argparse

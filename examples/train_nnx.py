@@ -4,7 +4,7 @@
     python examples/train_nnx.py --checkpoints /tmp/run             # the same command goes on
     python examples/train_nnx.py --checkpoints /tmp/run --workers 4 # so does this: workers change nothing
 
-Each line has the step and the loss, once to read and once to the last bit. Needs flax, optax and bushel[orbax].
+Each line has the step and the loss, once to read and once to the last bit. Needs flax, optax, and the extra orbax.
 """
 
 import argparse

@@ -6,10 +6,12 @@ import copy
 import dataclasses
 import itertools
 import json
+import operator
 from types import ModuleType
 from typing import Any
 
 import grain
+import numpy as np
 
 import bushel
 from bushel.iterator import PipelineIterator
@@ -92,3 +94,19 @@ def check_equal(build: Any, cut: int = 3, *, most: int = 60, for_grain: Any = la
     back = run(restored(theirs, for_grain(our.states[cut])), len(our.elements) - cut)
     assert_same(our.elements[cut:], back.elements, f"from Bushel's state after {cut}")
     return our
+
+
+def is_kept(found: Any, value: Any) -> bool:
+    """Whether an entry of a batch is the value that it was made of, by Python's own comparison."""
+    if isinstance(value, (str, bytes)):
+        entry = np.asarray(found).item()
+        return isinstance(entry, str) == isinstance(value, str) and entry == value and value[-1:] not in ("\0", b"\0")
+    found, original = np.asarray(found), np.asarray(value)
+    if original.dtype.kind in "SU":
+        return found.dtype.kind == original.dtype.kind
+    if found.dtype.kind in "SU":
+        return False
+    if original.dtype.kind == "M":
+        return found.dtype.kind == "M" and bool((found.astype(original.dtype) == original).all())
+    pairs = zip(found.reshape(-1).astype(object), original.reshape(-1).astype(object), strict=True)
+    return all(operator.eq(a, b) or (a != a and b != b) for a, b in pairs)

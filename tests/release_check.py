@@ -6,6 +6,7 @@ Needs `build` and `twine`. It exits with code 1 and a sentence if something is w
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import subprocess
@@ -18,11 +19,26 @@ import zipfile
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def load_install() -> ModuleType:
+    """The module of this checkout that holds the name of the distribution, without the rest of Bushel."""
+    spec = importlib.util.spec_from_file_location("install", ROOT / "src" / "bushel" / "base" / "install.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+install = load_install()
 NEEDED_IN_SDIST = ["CHANGELOG.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "pyproject.toml"]
 NEEDED_FOLDERS = ["src/bushel", "tests", "docs", "examples"]
-BARE = {"bushel", "cloudpickle", "tqdm", "numpy", "pip", "setuptools", "wheel"}
+BARE = {"bushel-data", "cloudpickle", "tqdm", "numpy", "pip", "setuptools", "wheel"}
+EXTRAS = {"robots": ("yaml", "tokenizers", "array_record", "PIL", "zstandard", "brotli", "cramjam", "crc32c")}
+"""Extras that are tried, with the modules that each must bring. This one needs four others, one inside the other."""
 
 
 class Wrong(Exception):
@@ -110,6 +126,17 @@ def check_metadata(metadata: Message, tag: str | None) -> None:
         raise Wrong(f"CHANGELOG.md has no section for {version}.")
     if tag is not None and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", heading[1]):
         raise Wrong(f"CHANGELOG.md must have the date of {version}, got {heading[1]!r}.")
+    name = metadata["Name"]
+    if not name == project["name"] == install.DISTRIBUTION:
+        raise Wrong(f"The metadata call the distribution {name!r}, base/install.py calls it {install.DISTRIBUTION!r}.")
+    strangers = [text for text in metadata.get_all("Requires-Dist", []) if re.match(r"bushel(?!-data)", text)]
+    if strangers:
+        raise Wrong(f"Extras need the distribution `bushel`, which is a different program: {strangers}.")
+    if tag is not None and install.INSTALLED_FROM != install.DISTRIBUTION:
+        raise Wrong(
+            f"src/bushel/base/install.py still says `pip install {install.INSTALLED_FROM}`. For a release, set "
+            "INSTALLED_FROM to DISTRIBUTION, and change README.md and docs/install.md: a test compares them."
+        )
     if set(metadata.get_all("Provides-Extra", [])) != set(project["optional-dependencies"]):
         raise Wrong("The extras in the metadata are not those of pyproject.toml.")
     urls = {url.partition(",")[0] for url in metadata.get_all("Project-URL", [])}
@@ -124,11 +151,34 @@ def check_metadata(metadata: Message, tag: str | None) -> None:
         raise Wrong(f"Links of the README on PyPI would be dead: {relative}.")
 
 
+def install_by_name(wheel: Path, folder: Path, extras: str = "") -> Path:
+    """Installs a wheel into a new venv as a user does, by its name and with extras. Returns the venv's Python.
+
+    pip gets the wheel from its folder, and all else from the index.
+    """
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    wanted = f"{install.DISTRIBUTION}{extras}=={wheel.name.split('-')[1]}"
+    options = ("--quiet", "--disable-pip-version-check", "--find-links", wheel.parent)
+    run(python, "-m", "pip", "install", *options, wanted)
+    where = run(python, "-c", "import bushel; print(bushel.__path__[0])", cwd=folder).strip()
+    for name, content in contents_of(wheel).items():
+        if name.startswith("bushel/") and (Path(where).parent / name).read_bytes() != content:
+            raise Wrong(f"pip install {wanted} did not install this wheel: {name} differs.")
+    return python
+
+
+def try_extras(wheel: Path, folder: Path) -> None:
+    """Installs a wheel by its name with each extra of the table, and imports what the extra must bring."""
+    for extra, modules in EXTRAS.items():
+        python = install_by_name(wheel, folder / extra, f"[{extra}]")
+        wanted = [name for name in modules if not (name == "zstandard" and sys.version_info >= (3, 14))]
+        run(python, "-c", f"import bushel, {', '.join(wanted)}", cwd=folder)
+
+
 def try_wheel(wheel: Path, folder: Path) -> str:
     """Installs a wheel without extras into a new venv, and runs the first example and the golden streams from it."""
-    venv.create(folder / "venv", with_pip=True)
-    python = folder / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+    python = install_by_name(wheel, folder / "venv")
     listed = run(python, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check")
     installed = {line.partition("==")[0].lower() for line in listed.splitlines() if line}
     if installed - BARE:
@@ -166,6 +216,7 @@ def main() -> int:
             if again != contents_of(wheel):
                 raise Wrong("The wheel that is built from the sdist is not the one that is built from the checkout.")
             streams = try_wheel(wheel, folder)
+            try_extras(wheel, folder)
         except Wrong as wrong:
             print(wrong, file=sys.stderr)
             return 1
@@ -173,6 +224,7 @@ def main() -> int:
             f"{wheel.name} ({wheel.stat().st_size // 1024} KiB) and {sdist.name} ({sdist.stat().st_size // 1024} KiB):"
         )
         print("twine check, contents, metadata, the wheel from the sdist, README's first example: as they should be.")
+        print(f"Installed by name without extras, and with {', '.join(EXTRAS)}: as they should be.")
         print(f"Golden streams from the wheel: {streams}")
         if options.keep is not None:
             options.keep.mkdir(parents=True, exist_ok=True)

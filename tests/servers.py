@@ -193,6 +193,7 @@ class Web:
     """
 
     tag: str | None = '"one"'
+    encoding: str | None = None  # what the header Content-Encoding says
     modified: str | None = "Wed, 01 Jan 2025 00:00:00 GMT"
 
     def __init__(self, content, behave=lambda number: "ok", latency_s=0.0, head=200, told=True):
@@ -274,6 +275,8 @@ class Web:
                 if told and web.modified is not None:
                     self.send_header("Last-Modified", web.modified)
                 self.send_header("Accept-Ranges", "bytes")
+                if web.encoding is not None:
+                    self.send_header("Content-Encoding", web.encoding)
                 if content_range:
                     self.send_header("Content-Range", content_range)
                 self.end_headers()

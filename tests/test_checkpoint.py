@@ -18,6 +18,7 @@ from orbax.checkpoint.experimental import v1 as newer
 
 import bushel
 from bushel import StateMismatch
+from bushel.base.install import install_command
 from bushel.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
 from bushel.experimental import ElasticIterator
 from bushel.state import files
@@ -341,7 +342,7 @@ except ImportError as error:
 bushel.checkpoint.CheckpointHandler()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True)
-    assert done.stdout == "Checkpoints with Orbax need it: pip install 'bushel[orbax]'.\n"
+    assert done.stdout == f"Checkpoints with Orbax need it: {install_command('orbax')}.\n"
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

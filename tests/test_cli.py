@@ -242,7 +242,7 @@ def test_a_worker_that_was_killed_is_an_error(when, tmp_path):
         convert(tmp_path / "in.bag", tmp_path / "out.parquet", workers=2, progress=kill)
     assert re.fullmatch(
         rf"Worker process {killed[0]} was killed by SIGKILL while it wrote {tmp_path}/out-0000[01]-of-00002.parquet"
-        r"[.\d-]+part\. The system kills processes if memory runs out: .* use fewer workers\.",
+        r"[.\da-f]+part\. The system kills processes if memory runs out: .* use fewer workers\.",
         str(error.value),
     )
     assert [path.name for path in tmp_path.iterdir()] == ["in.bag"]

@@ -64,8 +64,8 @@ def test_values_of_several_types_become_one():
     [
         (lambda x: None, "<lambda> returned None; a column needs a value for each"),
         (lambda x: [x], r"A column needs a number, a small array of one shape, or a flat dict of them"),
-        (lambda x: np.zeros(x), "same structure"),
-        (lambda x: np.zeros(2 + (x >= 64)), r"one type and shape; <lambda> returned float64\[2\] and float64\[3\]"),
+        (lambda x: np.zeros(x), r"type and shape; element 0 has float64\[0\] and element 1 has float64\[1\]"),
+        (lambda x: np.zeros(2 + (x >= 64)), r"element 0 has float64\[2\] and element 64 has float64\[3\]"),
         (lambda x: object(), "A column needs a number"),
         (lambda x: 1 // (x - 3), "by zero"),
     ],

@@ -1,5 +1,6 @@
 """DataLoader beside Grain's: elements, states, shards, workers, and what is refused."""
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -11,6 +12,7 @@ import grain.python
 import numpy as np
 import pytest
 from absl import flags
+from array_record.python.array_record_module import ArrayRecordWriter
 from comparing import assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -202,6 +204,131 @@ def test_a_state_of_grains_workers_is_refused_where_they_made_elements_of_their_
     with pytest.raises(StateMismatch, match="does not describe a position in the one sequence"):
         it.set_state(state, check=False)
     assert it.get_state() == before
+
+
+# Every source that Grain has: its states go on in Bushel, and Bushel's in Grain.
+
+
+@pytest.fixture
+def record_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, count in (("a", 7), ("b", 5)):
+        writer = ArrayRecordWriter(str(tmp_path / f"{name}.array_record"), "group_size:1")
+        for number in range(count):
+            writer.write(f"{name}{number}".encode())
+        writer.close()
+    return tmp_path
+
+
+@dataclasses.dataclass
+class Instruction:
+    """As TFDS has them, and `array_record` accepts them."""
+
+    filename: str
+    skip: int
+    take: int
+    examples_in_shard: int = 7
+
+
+PATHS = {
+    "one file": lambda folder: str(folder / "a.array_record"),
+    "a pathlib.Path": lambda folder: folder / "a.array_record",
+    "two files": lambda folder: [str(folder / "b.array_record"), str(folder / "a.array_record")],
+    "a tuple, one file twice": lambda folder: (folder / "a.array_record", str(folder / "a.array_record")),
+    "relative": lambda folder: "a.array_record",
+    "relative with a dot": lambda folder: "./a.array_record",
+    "not normalised": lambda folder: f"{folder}//.././{folder.name}/a.array_record",
+    "a part": lambda folder: [f"{folder}/a.array_record[2:6]", "b.array_record[0:3]"],
+    "instructions": lambda folder: [Instruction(f"{folder}/a.array_record", 1, 4), Instruction("b.array_record", 0, 5)],
+}
+
+
+def open_in(lib, kind, name, folder):
+    """A source of either library. `name` is that of paths, numbers or values."""
+    if kind == "ArrayRecord":
+        return lib.sources.ArrayRecordDataSource(PATHS[name](folder))
+    if kind == "Range":
+        return lib.sources.RangeDataSource(*name)
+    if kind == "SharedMemory":
+        return lib.sources.SharedMemoryDataSource(name=name)
+    return {"list": [5, 6, 7, 8], "tuple": (1, 2, 3), "array": np.arange(6), "text": "letters", "words": Words(9)}[name]
+
+
+def assert_states_move(kind, name, folder):
+    """The rest after any state is the same in both libraries, whichever of them wrote the state."""
+
+    def build(lib):
+        source = open_in(lib, kind, name, folder)
+        sampler = lib.samplers.IndexSampler(len(source), lib.sharding.NoSharding(), True, 2, 3)
+        return lib.DataLoader(data_source=source, sampler=sampler, worker_count=0)
+
+    for writer, reader in itertools.permutations((bushel, grain)):
+        it, whole = iter(build(writer)), list(build(reader))
+        for done in range(len(whole)):
+            assert_same(list(moved(build(reader), it.get_state())), whole[done:], f"{kind} {name} from {done} on")
+            assert_same([next(it)], [whole[done]], "the next one")
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_states_over_array_record_files_move_to_grain_and_back(name, record_files, monkeypatch):
+    # `array_record` accepts instructions of one class of its own.
+    monkeypatch.setattr("array_record.python.array_record_data_source.FileInstruction", Instruction)
+    assert_states_move("ArrayRecord", name, record_files)
+
+
+@pytest.mark.parametrize("name", [(0, 5, 1), (3, 20, 4), (9, -2, -3)])
+def test_states_over_ranges_move_to_grain_and_back(name, tmp_path):
+    assert_states_move("Range", name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["list", "tuple", "array", "text", "words"])
+def test_states_over_plain_values_move_to_grain_and_back(name, tmp_path):
+    assert_states_move("values", name, tmp_path)
+
+
+def test_states_over_shared_memory_move_to_grain_and_back(tmp_path):
+    source = bushel.sources.SharedMemoryDataSource([1, "two", None, b"four", 5.5])
+    try:
+        assert_states_move("SharedMemory", source.shm.name, tmp_path)
+        # Grain refuses other memory with the same values; the name of the memory says nothing about the data.
+        other = bushel.sources.SharedMemoryDataSource([1, "two", None, b"four", 5.5])
+        loader = bushel.load(other, num_epochs=1)
+        theirs = iter(grain.load(grain.sources.SharedMemoryDataSource(name=source.shm.name), num_epochs=1))
+        some(theirs, 2)
+        assert list(moved(loader, theirs.get_state())) == [None, b"four", 5.5]
+        other.close()
+        other.unlink()
+        changed = bushel.sources.SharedMemoryDataSource([1, "two", None, b"five", 5.5])
+        with pytest.raises(StateMismatch, match="written with another data_source"):
+            moved(bushel.load(changed, num_epochs=1), theirs.get_state())
+        changed.close()
+        changed.unlink()
+    finally:
+        source.close()
+        source.unlink()
+
+
+def test_a_state_over_other_array_record_files_is_refused(record_files):
+    theirs = iter(grain.load(grain.sources.ArrayRecordDataSource("a.array_record"), num_epochs=1))
+    loader = bushel.load(bushel.sources.ArrayRecordDataSource(str(record_files / "a.array_record")), num_epochs=1)
+    with pytest.raises(StateMismatch, match="hash of their paths, as they were given") as caught:
+        moved(loader, theirs.get_state())
+    it = iter(loader)
+    it.set_state(theirs.get_state(), check=False)
+    assert len(list(it)) == 7
+    assert "This state was written with another data_source:" in str(caught.value)
+
+
+def test_a_source_with_a_repr_of_its_own_is_named_by_it(record_files):
+    def named(lib):
+        class Named(lib.sources.ArrayRecordDataSource):
+            def __repr__(self):
+                return "my files"
+
+        return iter(lib.load(Named("a.array_record"), num_epochs=1))
+
+    ours, theirs = named(bushel), named(grain)
+    assert plain(ours.get_state())["data_source"] == plain(theirs.get_state())["data_source"] == "my files"
 
 
 # Checkpoints in the middle of any operations, from Grain to Bushel and back: exact, or refused with the reason.

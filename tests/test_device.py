@@ -11,6 +11,7 @@ from comparing import check_equal
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bushel
+from bushel.base.install import install_command
 from bushel.experimental import device_put
 
 
@@ -47,7 +48,7 @@ print(bushel.ShardByJaxProcess())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True)
     first, second = done.stdout.splitlines()
-    assert first == "device_put needs JAX: pip install 'bushel[jax]'."
+    assert first == f"device_put needs JAX: {install_command('jax')}."
     assert second == "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False)"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import urllib.request
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families  # noqa: E40
 
 import bushel  # noqa: E402
 import bushel.prometheus  # noqa: E402
+from bushel.base.install import install_command  # noqa: E402
 from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset  # noqa: E402
 
 TIMED = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)
@@ -117,7 +119,7 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence(monkeypatch):
     with pytest.raises(TypeError, match="takes an iterator of a Bushel dataset, got list"):
         bushel.prometheus.export([])
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ImportError, match=r'pip install "bushel\[prometheus\]"'):
+    with pytest.raises(ImportError, match=re.escape(install_command("prometheus"))):
         bushel.prometheus.export(iter(bushel.MapDataset.range(3)))
 
 

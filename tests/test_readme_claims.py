@@ -1,4 +1,4 @@
-"""What README's table "Beside others" says about Grain's workers and PyTorch's `StatefulDataLoader`.
+"""What README's table "Compared with other loaders" says about Grain's workers and PyTorch's `StatefulDataLoader`.
 
 `make test-all` runs it for Grain, and `make test-libraries` for PyTorch.
 """

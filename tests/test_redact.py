@@ -301,3 +301,48 @@ def test_a_path_may_be_any_path_like():
             return f"https://h/x?sig={MARKER}"
 
     assert redact.show(Place()) == "https://h/x?..."
+
+
+WORDS = [
+    *[
+        "=",
+        ":",
+        " ",
+        "%3D",
+        "%",
+        "<",
+        ">",
+        "/",
+        "://",
+        "'",
+        "&",
+        ";",
+        "...",
+        "http",
+        "s3",
+        "abcdef",
+        "0123456789ABCDEF",
+    ],
+    *["Authorization", "Bearer ", "SharedKey ", "AWS4-HMAC-SHA256 ", "AKIA", "ASIA", "SIG", "\u017fig", "to\u212aen"],
+    *[
+        "x-amz-date",
+        "X-ms-version",
+        "secretName",
+        "passwd",
+        "pwd",
+        "passphrase",
+        "accessKeyId",
+        "account-key",
+        "apikey",
+    ],
+    *["private_key", "session_token", "shared_access_signature", "credentials", "AWSAccessKeyId", "google_access_id"],
+]
+
+
+@settings(max_examples=500, deadline=None)
+@given(text=st.lists(st.sampled_from(WORDS), max_size=8).map("".join))
+def test_patterns_are_left_out_only_where_none_matches(text):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redact, "_may_match", lambda text: True)
+        expected = redact.clean(text), redact.show(text)
+    assert (redact.clean(text), redact.show(text)) == expected

@@ -5,6 +5,7 @@ What a column is and how it follows its records is in `graph/columns.py`.
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import re
@@ -21,8 +22,8 @@ from bushel.base.errors import DamagedFile, PipelineNotSent, add_note
 from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress
 from bushel.graph.apply import Map
-from bushel.graph.batch import Batch
-from bushel.graph.columns import Column, NoneMissing, Part, find_records
+from bushel.graph.column_values import Piece, ValueType, join_arrays, sort_arrays
+from bushel.graph.columns import Column, NoneMissing, Part, SortedValues, find_records
 from bushel.graph.node import MapNode
 from bushel.graph.streams import Ahead, Elements
 from bushel.iterator import PipelineIterator
@@ -31,7 +32,7 @@ from bushel.sources.output_folders import Folder
 from bushel.state.digest import digest
 from bushel.state.identity import PYTHON, freeze, functions_digest, identify
 
-_FORMAT = 3  # before, a column could hold values of other records, where elements of the data set were missing
+_FORMAT = 4  # before, integers could become floats, and texts could lose zeros at their end
 _INLINE_S = 0.3  # what takes no longer is not worth a pool of workers
 _SAVE_EVERY_S = 1.0
 _PIECES = 1024
@@ -50,12 +51,14 @@ def column(
     """The column of `function` over the records of `node`; see `MapDataset.column`."""
     folder = None if cache is None else output_folders.open_folder(cache, storage_options)
     freeze(node)  # the nodes computed below may be copies of its nodes, with the same functions
-    parts = []
+    records, arrays = [], []
     for record, made in find_records(node):
-        values = _computed(Map(made, function, vectorized), folder, options)
+        records.append(record)
+        arrays.append(_computed(Map(made, function, vectorized), folder, options))
+    arrays = join_arrays(arrays, transforms.short_name(function))
+    for values in arrays:
         values.setflags(write=False)
-        parts.append(Part(record, values))
-    return Column(tuple(parts))
+    return Column(tuple(map(Part, records, arrays)))
 
 
 def _computed(node: Map, folder: Folder | None, options: WorkerOptions | None) -> np.ndarray:
@@ -65,7 +68,11 @@ def _computed(node: Map, folder: Folder | None, options: WorkerOptions | None) -
 
 def _compute_values(node: Map, folder: Folder | None, options: WorkerOptions | None, progress: Progress) -> np.ndarray:
     if folder is None:
-        return _joined(list(_pieces(node, 0, options, progress)), node)
+        known, pieces = _new_type(node), []
+        for begin, count, piece in _pieces(node, 0, options, progress):
+            known = known.extend(begin, piece)
+            pieces.append((count, piece))
+        return known.join(pieces)
     name = digest(_FORMAT, PYTHON, identify(node), functions_digest(node))
     whole = f"{name}.npy"
     values = _kept(folder, whole, node.length, warn=False)
@@ -83,12 +90,22 @@ def _piece_size(length: int) -> int:
     return min(max(-(-length // _PIECES), 64), 1 << 16)
 
 
-def _pieces(node: Map, begin: int, options: WorkerOptions | None, progress: Progress) -> Iterator[np.ndarray]:
-    """Values from piece `begin` on, piece by piece: here as long as that is quick, then in worker processes."""
+def _new_type(node: Map) -> ValueType:
+    return ValueType(transforms.short_name(node.transform))
+
+
+def _pieces(
+    node: Map, begin: int, options: WorkerOptions | None, progress: Progress
+) -> Iterator[tuple[int, int, Piece]]:
+    """Values from piece `begin` on: here as long as that is quick, then in worker processes.
+
+    Gives the first element of each piece, how many it has, and its values.
+    """
     checked = Map(NoneMissing(node.parent), _with_a_value(node), node.vectorized)
-    batches = Batch(checked, _piece_size(node.length))
+    size = _piece_size(node.length)
+    batches = SortedValues(checked, size)
     at, started = begin, time.monotonic()
-    progress.show(min(begin * batches.batch_size, node.length))
+    progress.show(min(begin * size, node.length))
     while at < batches.length:
         here = options is None and at == begin
         chosen = MultiprocessingOptions(0) if here else options or find_job_options()
@@ -96,17 +113,14 @@ def _pieces(node: Map, begin: int, options: WorkerOptions | None, progress: Prog
         with PipelineIterator[Any](Ahead(Elements(batches), chosen)) as pieces:
             pieces._set_next_index(at)
             try:
-                for piece in pieces:
-                    end = min((at + 1) * batches.batch_size, node.length)
-                    values = _as_values(piece, node)
-                    if len(values) != end - at * batches.batch_size:  # a value would stand for another record
-                        raise RuntimeError(
-                            f"{len(values)} values came for elements {at * batches.batch_size} to {end}."
-                        )
+                for count, piece in pieces:
+                    end = min((at + 1) * size, node.length)
+                    if count != end - at * size:  # a value would stand for another record
+                        raise RuntimeError(f"{count} values came for elements {at * size} to {end}.")
                     at += 1
                     progress.show(end)
                     # The caller keeps all pieces. Those of workers lie in shared memory, which would be full soon.
-                    yield values if here else values.copy()
+                    yield end - count, count, piece if here else trees.map_leaves(copy.copy, piece)
                     if here and time.monotonic() - started > _INLINE_S:
                         break
                 else:
@@ -130,40 +144,6 @@ def _with_a_value(node: Map) -> Callable[[Any], Any]:
     return value
 
 
-def _as_values(piece: Any, node: Map) -> np.ndarray:
-    """A batch of results as one array: a dict of numbers becomes a record with fields."""
-    if isinstance(piece, np.ndarray) and piece.dtype.kind in "biufcSUmMV":
-        return piece
-    fields: dict[Any, Any] = piece if isinstance(piece, dict) else {}
-    if fields and all(isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject for leaf in fields.values()):
-        kinds = np.dtype([(str(name), leaf.dtype, leaf.shape[1:]) for name, leaf in fields.items()])
-        records = np.empty(len(next(iter(fields.values()))), kinds)
-        for name, leaf in fields.items():
-            records[str(name)] = leaf
-        return records
-    raise TypeError(
-        f"A column needs a number, a small array of one shape, or a flat dict of them for each element; "
-        f"{transforms.short_name(node.transform)} returned {trees.describe(piece)} for several."
-    )
-
-
-def _joined(pieces: list[np.ndarray], node: Map) -> np.ndarray:
-    return np.concatenate(pieces, dtype=_common(pieces, node)) if pieces else np.zeros(0)
-
-
-def _common(pieces: list[np.ndarray], node: Map) -> np.dtype[Any]:
-    kinds = list(dict.fromkeys((piece.dtype, piece.shape[1:]) for piece in pieces))
-    try:
-        if len({shape for _, shape in kinds}) > 1:
-            raise TypeError
-        return functools.reduce(np.promote_types, (kind for kind, _ in kinds))
-    except TypeError:
-        told = " and ".join(f"{kind}{list(shape)}" for kind, shape in kinds)
-        raise TypeError(
-            f"A column needs values of one type and shape; {transforms.short_name(node.transform)} returned {told}."
-        ) from None
-
-
 def _save(folder: Folder, whole: str, parts: str, node: Map, options: WorkerOptions | None, progress: Progress) -> None:
     """Computes what is missing, part by part, then puts the parts together. Only what is whole has its name.
 
@@ -175,33 +155,41 @@ def _save(folder: Folder, whole: str, parts: str, node: Map, options: WorkerOpti
     if folder.on_disk:
         # Torn ones, and those after a torn one: they would stand in the way of what is computed again.
         folder.remove(set(folder.names(parts)) - {name for name, _, _ in done})
-    pieces = [values for _, _, values in done]
-    begin, saved = done[-1][1] if done else 0, time.monotonic()
+    known = _new_type(node)
+    pieces: list[tuple[int, Piece]] = []
+    begin = 0
+    for _, end, values in done:
+        pieces.append((end - begin, sort_arrays(values)))
+        known = known.extend(begin, pieces[-1][1])
+        begin = end
+    saved = time.monotonic()
     first = -(-begin // size)
-    waiting: list[np.ndarray] = []
+    waiting: list[tuple[int, Piece]] = []
 
     def flush() -> None:
         nonlocal begin, saved
         if waiting:
-            joined = _joined(waiting, node)
+            joined = known.join(waiting)
             end = begin + len(joined)
             name = f"{parts}/{begin:015d}-{end:015d}.npy"
             with folder.replacing(name) as file:
                 sealed.put_array(file, joined)
             # Mapped from disk, the values of a long column need no memory until they are put together.
-            pieces.append(_loaded(folder, name, end - begin, verify=False) if folder.on_disk else joined)
+            kept = _loaded(folder, name, end - begin, verify=False) if folder.on_disk else joined
+            pieces.append((end - begin, sort_arrays(kept)))
             begin, saved = end, time.monotonic()
             waiting.clear()
 
     try:
-        for piece in _pieces(node, first, options, progress):
-            waiting.append(piece)
+        for start, count, piece in _pieces(node, first, options, progress):
+            known = known.extend(start, piece)
+            waiting.append((count, piece))
             if time.monotonic() - saved > _SAVE_EVERY_S:
                 flush()
     finally:
         flush()  # also what was computed before an error, or before Ctrl-C
     with folder.replacing(whole) as file:
-        sealed.put_array(file, _joined(pieces, node))
+        sealed.put_array(file, known.join(pieces))
     folder.remove(folder.names(parts))
     if folder.on_disk:
         shutil.rmtree(folder.path(parts), ignore_errors=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base import transforms as tf
+from bushel.base.install import install_command
 from bushel.base.lazy import Lazy
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions
 from bushel.base_dataset import (
@@ -527,7 +528,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         try:
             import jax  # noqa: F401
         except ImportError as error:
-            raise ImportError("to_device needs JAX: pip install 'bushel[jax]'.") from error
+            raise ImportError(f"to_device needs JAX: {install_command('jax')}.") from error
         if unsupported not in ("keep", "refuse"):
             raise ValueError(f'unsupported must be "keep" or "refuse", got {unsupported!r}.')
         checks.not_negative(buffer, "buffer")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from bushel.base.install import install_command
 from bushel.state.handler import CheckpointHandler
 
 try:
     import orbax.checkpoint as ocp
 except ImportError as error:
-    raise ImportError("Checkpoints with Orbax need it: pip install 'bushel[orbax]'.") from error
+    raise ImportError(f"Checkpoints with Orbax need it: {install_command('orbax')}.") from error
 
 
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from bushel.base.install import install_command
 from bushel.data_loader import DataLoaderIterator
 from bushel.engine.tasks import in_worker
 from bushel.iterator import DatasetIterator, on_open
@@ -44,7 +45,7 @@ _GAUGES = {
 def export(iterator: Any, name: str = "train", *, registry: CollectorRegistry | None = None) -> None:
     """Lets Prometheus see an iterator whose stages are timed, under the label `iterator="train"` or another name.
 
-    It is seen until it is gone, or another is exported under its name. Needs `pip install "bushel[prometheus]"`;
+    It is seen until it is gone, or another is exported under its name. Needs the extra `prometheus`;
     `prometheus_client.start_http_server(9431)` serves the figures.
 
     Args:
@@ -55,7 +56,7 @@ def export(iterator: Any, name: str = "train", *, registry: CollectorRegistry | 
     try:
         import prometheus_client
     except ImportError as error:
-        raise ImportError('Prometheus is an extra: pip install "bushel[prometheus]"') from error
+        raise ImportError(f"Prometheus is an extra: {install_command('prometheus')}") from error
     if not isinstance(iterator, (DatasetIterator, DataLoaderIterator)):
         raise TypeError(f"export takes an iterator of a Bushel dataset, got {type(iterator).__name__}.")
     report = iterator.report()

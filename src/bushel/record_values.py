@@ -13,6 +13,7 @@ import numpy as np
 from bushel.base import trees
 from bushel.graph import bucket
 from bushel.graph.bucket import Bucket, BucketOptions
+from bushel.graph.column_values import collect_values
 from bushel.graph.columns import Column, Part
 from bushel.graph.node import Epochs, MapNode
 from bushel.graph.pack_plan import PackedRows, PackOptions, plan_rows
@@ -129,6 +130,9 @@ def _check_whole_numbers(column: Column, what: str) -> Column:
     least = min((int(part.values.min()) for part in column.parts if len(part.values)), default=0)
     if least < 0:
         raise ValueError(f"`{what}` got a negative length, {least}.")
+    most = max((int(part.values.max()) for part in column.parts if len(part.values)), default=0)
+    if most > np.iinfo(np.int64).max:
+        raise ValueError(f"`{what}` got a length of {most}, more than an int64 holds.")
     return column
 
 
@@ -144,7 +148,7 @@ def _type_of(column: Column) -> str:
 
 
 def _column_by_position(values: Any, node: MapNode, what: str) -> Column:
-    array = np.asarray(values)
+    array = collect_values(values, "the argument")
     if node.epochs is not Epochs.SAME:
         raise ValueError(
             f"`{what}` got an array, which goes by position, but after {node.call()} the same position holds another "

@@ -27,11 +27,14 @@ from cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import Recipe, build
-from watching import SOON_S
+from watching import SOON_S, wait_until
 
 import bushel
+from bushel.base.blocks import rows_of
 from bushel.engine import Executor, Ticket, opener
 from bushel.engine import position_delivery as positions
+from bushel.engine.program import Program
+from bushel.engine.tasks import Ledger, Task, Threads
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -46,6 +49,12 @@ laws = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
+
+
+def take_all_for_slow(patch: pytest.MonkeyPatch) -> None:
+    """Lets threads read from the fourth element on, however quick the elements are."""
+    patch.setattr(positions, "SLOW_S", 0.0)
+    patch.setattr(positions, "COMPUTED_S", 0.0)
 
 
 def opened(ds: Any, executor: tuple[int, int]) -> Any:
@@ -177,7 +186,7 @@ def test_elements_that_prove_slow_come_from_threads_unchanged(recipe, size):
         return stream if size is None else stream.batch(size, batch_fn=list)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(positions, "SLOW_S", 0.0)
+        take_all_for_slow(patch)
         patch.setattr(opener, "_is_in_memory", lambda node: False)
         with iter(batches(read_options=bushel.ReadOptions(0, 0))) as one, iter(batches()) as other:
             computed_here, proved_slow = told(one, 30), told(other, 30)
@@ -698,7 +707,7 @@ def test_the_interpreter_exits_at_once_and_without_a_word(ending, code, complain
 
 
 def test_threads_by_default_only_where_records_come_from_outside(monkeypatch):
-    monkeypatch.setattr(positions, "SLOW_S", 0.0)
+    take_all_for_slow(monkeypatch)
 
     def starts_threads(source: Any) -> bool:
         before = reading_threads()
@@ -713,21 +722,32 @@ def test_threads_by_default_only_where_records_come_from_outside(monkeypatch):
 
 
 class Outside:
-    """Records that are not known to be in memory; those in `slow` take 2 ms on a clock of their own."""
+    """Records that are not known to be in memory; those in `slow` take 2 ms on clocks of their own.
 
-    def __init__(self, slow: range = range(0)):
-        self.slow = slow
-        self.now = 0.0
+    Args:
+      slow: positions of the slow records.
+      computes: whether a slow record computes for its 2 ms, and does not wait.
+    """
+
+    def __init__(self, slow: range = range(0), computes: bool = False):
+        self.slow, self.computes = slow, computes
+        self.now = self.busy = 0.0
+        self.highest = -1
 
     def __len__(self) -> int:
         return 300
 
     def __getitem__(self, index: int) -> int:
         self.now += 2e-3 if index in self.slow else 1e-6
+        self.busy += 2e-3 if index in self.slow and self.computes else 1e-6
+        self.highest = max(self.highest, index)
         return index
 
     def perf_counter(self) -> float:
         return self.now
+
+    def thread_time(self) -> float:
+        return self.busy
 
 
 def threads_after(source: Outside, count: int, options: bushel.ReadOptions | None = None) -> int:
@@ -739,7 +759,7 @@ def threads_after(source: Outside, count: int, options: bushel.ReadOptions | Non
         return len(reading_threads() - before)
 
 
-def test_slow_records_are_read_by_threads_after_a_few():
+def test_records_that_wait_are_read_by_threads_after_a_few():
     assert threads_after(Outside(range(300)), 4) == 0
     assert threads_after(Outside(range(300)), 5) == 16
 
@@ -757,7 +777,25 @@ def test_records_that_become_slow_are_read_by_threads_from_then_on():
     assert threads_after(Outside(range(100, 300)), 104) == 16
 
 
-def test_a_batch_of_slow_records_is_read_by_threads_already(monkeypatch):
+def test_records_that_compute_are_read_by_one_thread_and_only_once_they_took_a_while():
+    """A small job is done before that, and threads that share the GIL would make it slower."""
+    enough = 1 + round(positions.COMPUTED_S / 2e-3)  # the first record does not count
+    assert threads_after(Outside(range(300), computes=True), enough - 1) == 0
+    assert threads_after(Outside(range(300), computes=True), enough + 2) == 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(taken=st.integers(30, 290))
+def test_little_is_computed_ahead_of_a_consumer_that_may_stop_soon(taken):
+    """At most an eighth of what was taken, and a few more, so that a job that ends has computed little in vain."""
+    source = Outside(range(300), computes=True)
+    with pytest.MonkeyPatch.context() as patch, iter(bushel.MapDataset.source(source).to_iter_dataset()) as it:
+        patch.setattr(positions, "time", source)
+        assert list(itertools.islice(it, taken)) == list(range(taken))
+        assert source.highest < taken + taken / 8 + 4
+
+
+def test_a_batch_of_records_that_wait_is_read_by_threads_already(monkeypatch):
     source, before = Outside(range(300)), reading_threads()
     monkeypatch.setattr(positions, "time", source)
     with iter(bushel.MapDataset.source(source).to_iter_dataset().batch(20)) as it:
@@ -765,8 +803,25 @@ def test_a_batch_of_slow_records_is_read_by_threads_already(monkeypatch):
         assert len(reading_threads() - before) == 16
 
 
+def test_the_number_of_threads_can_change_while_they_work():
+    threads = Threads(8, at_first=1)
+    before = reading_threads()
+    program = Program(bushel.MapDataset.range(10_000)._node)
+
+    def compute(low: int) -> list[int]:
+        tasks = [Task(program, at, at + 10, 0, [], Ledger([])) for at in range(low, low + 200, 10)]
+        return [row for ticket in map(threads.submit, tasks) for row in rows_of(threads.wait(ticket)[0].rows)]
+
+    for low, size in enumerate([1, 8, 2, 5, 1, 8]):
+        threads.resize(size)
+        assert compute(200 * low) == list(range(200 * low, 200 * low + 200))
+        wait_until(lambda size=size: len(reading_threads() - before) == size)
+    threads.close()
+    wait_until(lambda: not reading_threads() - before)
+
+
 def test_a_filter_that_drops_too_much_is_refused_at_the_same_element(monkeypatch):
-    monkeypatch.setattr(positions, "SLOW_S", 0.0)
+    take_all_for_slow(monkeypatch)
     ds = bushel.MapDataset.source(Outside()).repeat(10).filter(lambda x: x % 20 == 0)
     strict = bushel.experimental.DatasetOptions(filter_raise_threshold_ratio=0.9)
     outcomes = []

@@ -45,6 +45,8 @@ from watching import (
 )
 
 import bushel
+from bushel.engine.pool.activity import Doing
+from bushel.engine.pool.blame import FEWEST_DEATHS
 from bushel.engine.pool.result_buffer import ResultBuffer
 from bushel.engine.processes.executor import Processes
 from bushel.experimental import FirstFitPackIterDataset, get_next_index, set_next_index
@@ -145,7 +147,6 @@ WAYS_TO_LEAVE = {
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "os._exit(0)": lambda: os._exit(0),
     "os._exit(3)": lambda: os._exit(3),
-    "sys.exit()": lambda: sys.exit(),
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -199,15 +200,12 @@ STREAMS = {
 def run_with_kills(ds: Any, executor: Processes, kills: int, seed: int, *, at_least: int = 0) -> int:
     """Reads a stream while workers are killed, compares each element and state, and returns how many were killed.
 
-    All workers are killed in the first turn. So the pool knows that somebody kills workers, and blames no element that
-    happens to be at work in the next turns. Between two turns a worker must have finished something, if there is
-    anything to do: if workers never do, the pool rightly gives up.
+    All workers are killed in the first turn.
     """
-    rng, killed, supervisor = random.Random(seed), 0, executor._supervisor
+    rng, killed = random.Random(seed), 0
     with opened(ds, None) as undisturbed, opened(ds, executor) as it:
         for count, expected in enumerate(undisturbed, 1):
             if killed < kills and rng.random() < 0.3:
-                wait_until(lambda: not supervisor._deaths_in_a_row or not supervisor._jobs)
                 # On a slow machine the elements may be in the buffer while the workers of the last turn are replaced.
                 pids = sorted(wait_until(lambda: alive(executor.pids())))
                 for pid in rng.sample(pids, min(rng.choice([1, 1, 2]), len(pids))) if killed else pids:
@@ -370,7 +368,7 @@ def jobs_of(executor: Processes) -> list[list[int]]:
 def test_all_workers_may_die(num_workers, stream):
     with pool(num_workers) as executor, opened(COUNTED[stream](), executor) as it:
         found = list(itertools.islice(it, 3))
-        for _ in range(2):  # more, and an element that was at work each time would be blamed
+        for _ in range(5):
             wait_until(lambda: len(alive(executor.pids())) == num_workers)
             for pid in executor.pids():
                 with contextlib.suppress(ProcessLookupError):  # one of the last turn, dead a moment ago
@@ -507,7 +505,11 @@ def test_workers_that_die_before_they_have_begun_are_an_error(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", died.append)
     before = workers()
     with pool(init=lambda index, count: kill_myself()) as executor, opened(numbers(20), executor) as it:
-        with pytest.raises(bushel.WorkerDied, match="keep dying before they finish anything; the last one was killed"):
+        says = (
+            r"Worker processes keep dying before they finish anything: worker_init_fn=\S+ killed \d+ worker "
+            r"processes one after the other\. .*; the last one was killed by SIGKILL\."
+        )
+        with pytest.raises(bushel.WorkerDied, match=says):
             read_in_time(it)
         thread = executor._supervisor._thread
     wait_until(lambda: not thread.is_alive())
@@ -535,7 +537,14 @@ POISONED = {
 }
 
 
-@pytest.mark.parametrize("way", ["SIGKILL", "os._exit(0)", "sys.exit()"])
+PROOF = (
+    r"killed \d+ worker processes one after the other\. Each of them died while it did nothing else\. The pauses "
+    r"between them grew to \d\.\d\d s, and (no other worker|\d+ others?) died meanwhile, so no kill from outside is "
+    r"likely to be the cause; the last one "
+)
+
+
+@pytest.mark.parametrize("way", ["SIGKILL", "os._exit(0)"])
 @pytest.mark.parametrize("stream", POISONED)
 def test_a_record_that_kills_every_worker_is_named(stream, way):
     make, named, before = POISONED[stream]
@@ -544,11 +553,11 @@ def test_a_record_that_kills_every_worker_is_named(stream, way):
         assert list(itertools.islice(it, len(before))) == before
         state = it.get_state()
         begun = time.monotonic()
-        for deaths in (3, 6):  # it stands where it stood, and tries again
-            with pytest.raises(bushel.WorkerDied, match="killed 3 worker processes") as caught:
+        for _ in range(2 if stream == "elements" else 1):  # it stands where it stood, and tries again
+            with pytest.raises(bushel.WorkerDied, match=PROOF) as caught:
                 next(it)
             assert it.get_state() == state
-            assert executor.report().deaths == deaths
+            assert executor.report().deaths >= FEWEST_DEATHS
         assert time.monotonic() - begun < SOON_S
         assert f"{named} of the output" in str(caught.value)
         assert "77" in str(caught.value).partition("record")[2] and "of range(200)" in str(caught.value)
@@ -557,14 +566,12 @@ def test_a_record_that_kills_every_worker_is_named(stream, way):
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_each_of_several_records_that_kill_costs_three_workers_and_is_skipped_alone(num_workers):
+def test_each_of_several_records_that_kill_is_skipped_alone(num_workers):
     ds = numbers(4000).map(Always(77, kill_myself)).filter(lambda x: x % 2).map(Always(3001, kill_myself))
     ds = ds.map_with_index(lambda i, x: (i, x)).with_options(on_error="skip")
     with pool(num_workers) as executor, opened(ds, executor) as it:
         assert read_in_time(it) == list(enumerate(x for x in range(1, 4000, 2) if x not in (77, 3001)))
         assert it.skipped == 2
-        # While the consumer cuts new blocks after element 77, a worker may die once more over an old block with 3001.
-        assert executor.report().deaths in (6, 7)
 
 
 @pytest.mark.parametrize("begun_again", [False, True], ids=["at once", "after the old block has begun again"])
@@ -594,14 +601,10 @@ def test_deaths_in_blocks_that_nobody_waits_for_any_more_count_too(deaths, begun
         if begun_again:
             wait_until(waiting.exists)
         it.set_state(state)
-        allow(20)
+        allow(100)
         assert list(itertools.islice(it, 500)) == list(range(100, 600))
-        with pytest.raises(bushel.WorkerDied, match=r"element 600 of the output .* killed [34] worker processes"):
+        with pytest.raises(bushel.WorkerDied, match=r"element 600 of the output .* killed \d+ worker processes"):
             next(it)
-        assert executor.report().deaths in (
-            3,
-            deaths + 2,
-        )  # a worker may have begun the old block before `set_state`
 
 
 @pytest.mark.parametrize("at", [0, 7, 39])
@@ -620,7 +623,7 @@ def test_a_record_that_kills_in_a_stage_of_rows_is_counted_as_if_it_had_raised(a
     # With a timeout all that workers can do is left to them.
     with pool(timeout_s=60.0) as executor, opened(made(kill_myself), executor) as it:
         assert (read_in_time(it), it.get_state()["parent"]) == expected
-        assert (it.skipped, executor.report().deaths) == (1, 3)
+        assert it.skipped == 1
 
 
 class KillsWhenPickled:
@@ -634,7 +637,6 @@ def test_a_record_that_kills_when_it_is_sent_is_the_one_that_is_skipped():
     with pool() as executor, opened(ds, executor) as it:
         assert read_in_time(it) == [x for x in range(2000) if x != 1234]
         assert it.skipped == 1
-        assert executor.report().deaths == 3
 
 
 def test_a_batch_that_kills_when_it_is_sent_is_the_one_that_is_named():
@@ -643,20 +645,19 @@ def test_a_batch_that_kills_when_it_is_sent_is_the_one_that_is_named():
         assert list(itertools.islice(it, 308)) == [list(range(x, x + 4)) for x in range(0, 1232, 4)]
         with pytest.raises(bushel.WorkerDied, match="one of the elements 1232 to 1235 of the output"):
             next(it)
-        assert executor.report().deaths == 3
 
 
-def kill_at(executor: Processes, low: int, *, careful: bool) -> None:
-    """Kills the worker that is at the block from `low` on, once it has said so."""
+def kill_at(executor: Processes, low: int, *, alone: bool) -> None:
+    """Kills the worker that is at the block from `low` on, once it has begun; with `alone`, once it runs row by row."""
     supervisor = executor._supervisor
 
     def at_work() -> list[Any]:
         with supervisor._lock:
-            busy = [worker for worker in supervisor.workers if worker.jobs and worker.busy_since is not None]
+            activities = [(worker, worker.whereabouts.read()) for worker in supervisor.workers]
             return [
                 worker
-                for worker in busy
-                if worker.jobs[0].task.low == low and (worker.jobs[0].announced or not careful)
+                for worker, activity in activities
+                if activity.doing is (Doing.ROW if alone else Doing.BLOCK) and activity.row[0] == low
             ]
 
     (worker,) = wait_until(at_work)
@@ -669,14 +670,13 @@ def test_an_element_that_was_at_work_when_somebody_killed_workers_is_not_blamed(
     with pool(2) as executor, opened(numbers(100).map(waits), executor) as it:
         it.start_prefetch()
         wait_until(lambda: [0, 2] in jobs_of(executor) or [0] in jobs_of(executor))
-        idle = wait_until(lambda: [worker for worker in executor._supervisor.workers if not worker.jobs])[0]
-        os.kill(idle.pid, signal.SIGKILL)
-        wait_until(lambda: idle not in executor._supervisor.workers)
-        for turn in range(6):  # once before it is announced; once more, and it would be blamed
-            kill_at(executor, 0, careful=turn > 0)
+        for turn in range(6):  # each time, the other worker dies as well
+            kill_at(executor, 0, alone=turn > 0)
+            idle = wait_until(lambda: [worker for worker in executor._supervisor.workers if not worker.jobs])[0]
+            os.kill(idle.pid, signal.SIGKILL)
+            wait_until(lambda idle=idle: idle not in executor._supervisor.workers)
         waits.go_on.touch()
         assert read_in_time(it) == list(range(100))
-        assert executor.report().deaths == 7
 
 
 def test_deaths_at_different_elements_of_a_block_blame_none(tmp_path):
@@ -1023,7 +1023,7 @@ def raises(error: Any) -> Any:
 
 
 @pytest.mark.parametrize("stream", STOPPED)
-@pytest.mark.parametrize("error", [Stop, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [Stop, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
 def test_what_is_no_exception_is_raised_where_it_belongs(stream, error, capfd):
     def read(it: Any) -> list[Any]:
         found = []
@@ -1045,14 +1045,52 @@ def test_what_is_no_exception_is_raised_where_it_belongs(stream, error, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_function_that_leaves_does_so_without_a_word(capfd):
-    with (
-        pool() as executor,
-        opened(numbers(9).map(Always(5, lambda: sys.exit(3))), executor) as it,
-        pytest.raises(bushel.WorkerDied, match=r"element 5 .*ended with exit code 3"),
-    ):
-        list(it)
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("code", [3, None, "bye"])
+@pytest.mark.parametrize("in_workers", [False, True])
+def test_a_function_that_calls_sys_exit_ends_the_program_and_no_worker(in_workers, code, on_error, capfd):
+    ds = numbers(90).map(Always(5, lambda: sys.exit(code))).with_options(on_error=on_error)
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(pool()) if in_workers else None
+        it = stack.enter_context(opened(ds, executor))
+        assert list(itertools.islice(it, 5)) == list(range(5))
+        for _ in range(2):  # it stands where it stood, and is not skipped
+            with pytest.raises(SystemExit) as caught:
+                next(it)
+            assert caught.value.code == code
+            assert "bushel: raised while element 5 of the output was computed." in notes(caught.value)
+        assert it.skipped == 0
+        assert executor is None or executor.report().deaths == 0
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_program_whose_function_calls_sys_exit_in_a_worker_ends_with_that_code(tmp_path):
+    script = """
+        import sys
+        import bushel
+
+        def leave(x):
+            return sys.exit(7) if x == 30 else x
+
+        if __name__ == "__main__":
+            ds = bushel.MapDataset.range(100).map(leave).to_iter_dataset()
+            for x in ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2)):
+                print(x)
+    """
+    code, out, err = run_script(tmp_path, script)
+    assert (code, out.split(), err) == (7, [str(x) for x in range(30)], "")
+
+
+def test_a_worker_whose_signal_handler_calls_sys_exit_is_replaced(tmp_path):
+    """The signal came from outside: the element that the worker happened to compute has nothing to do with it."""
+
+    def die_by_signal(x: int) -> int:
+        signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3))
+        return Once(tmp_path, 37, lambda: os.kill(os.getpid(), signal.SIGUSR1))(x)
+
+    with pool() as executor, opened(numbers(100).map(die_by_signal), executor) as it:
+        assert list(it) == list(range(100))
+        assert executor.report().deaths == 1
 
 
 def test_a_cause_that_cannot_travel_does_not_cost_the_type():

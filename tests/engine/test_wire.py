@@ -17,6 +17,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numpy_versions import STRING_DTYPES
 
 from bushel.base.memory import ALIGNMENT
 from bushel.engine.pool.wire import IN_BAND_BYTES, pack, unpack
@@ -47,7 +48,7 @@ DTYPES = [
     [("a", "i4"), ("b", "f8", (3,)), ("c", "U3")],
     ml_dtypes.bfloat16,
     ml_dtypes.float8_e4m3fn,
-    np.dtypes.StringDType(),
+    *STRING_DTYPES,
     "V0",
     [],
     [("a", "i4", (0,))],

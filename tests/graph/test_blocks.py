@@ -10,6 +10,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from comparing import is_kept
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -134,6 +135,11 @@ rows_of_one_structure = trees().flatmap(lambda elements: st.lists(elements, min_
 @example([{"a": 1, "b": None}, {"b": None, "a": 2}])
 def test_stack_is_numpys_leaf_by_leaf(rows):
     expected = stacked_by_numpy(rows)
+    kept = jax.tree_util.tree_map(lambda column, *leaves: all(map(is_kept, column, leaves)), expected, *rows)
+    if not all(jax.tree_util.tree_leaves(kept)):
+        with pytest.raises(ValueError, match="of the batch has"):
+            blocks.stack(rows)
+        return
     found = blocks.stack(rows)
     assert same(found, expected), f"{found!r} is not {expected!r}"
 
@@ -249,6 +255,10 @@ def test_numbers_of_any_kind_are_stacked_as_numpy_does(rows):
         expected = np.stack(rows)
     except Exception as error:
         with pytest.raises(type(error)):
+            blocks.stack(rows)
+        return
+    if not all(is_kept(expected[number], row) for number, row in enumerate(rows)):
+        with pytest.raises(ValueError, match="of the batch has"):
             blocks.stack(rows)
         return
     assert same(blocks.stack(rows), expected)

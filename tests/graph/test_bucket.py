@@ -111,3 +111,14 @@ def test_what_is_filled_and_with_what():
 def test_what_is_wrong_is_told(wrong, sentence):
     with pytest.raises((TypeError, ValueError), match=sentence):
         wrong(MapDataset.source(sequences([3, 9])))
+
+
+def test_rows_of_several_dtypes_keep_their_values_or_are_refused():
+    ds = MapDataset.source([np.array([1, 2]), np.array([0.5])])
+    assert ds.bucket(ds.column(len), [4], 2, seed=0)[0].tolist() in (
+        [[1, 2, 0, 0], [0.5, 0, 0, 0]],
+        [[0.5, 0, 0, 0], [1, 2, 0, 0]],
+    )
+    ds = MapDataset.source([np.array([1, 2]), np.array([2**63 + 1], np.uint64)])
+    with pytest.raises(ValueError, match="become float64 in one batch, which changes values of element 1 of the batch"):
+        ds.bucket(ds.column(len), [4], 2, seed=0)[0]

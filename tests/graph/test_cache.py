@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import json
 import os
@@ -484,3 +485,165 @@ def test_a_cache_is_filled_anew_when_data_that_a_function_reads_have_changed(tmp
     assert values() == columns() == [0] * 10
     table[5] = 1
     assert values() == columns() == [0] * 5 + [1] + [0] * 4
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How often the function before a cache runs
+
+
+class Calls:
+    """Counts the calls for each element."""
+
+    def __init__(self):
+        self.of: collections.Counter[int] = collections.Counter()
+
+    def __call__(self, x):
+        self.of[x] += 1
+        return {"x": np.full(3, 2 * x)}
+
+    def check_once(self, count=None):
+        assert set(self.of.values()) <= {1}, dict(self.of)
+        assert count is None or len(self.of) == count
+
+
+AFTER_A_CACHE = {
+    "repeat": lambda ds: ds.repeat(3),
+    "nested repeats": lambda ds: ds.repeat(2).repeat(2),
+    "window_shuffle": lambda ds: bushel.experimental.WindowShuffleIterDataset(ds, window_size=4, seed=1).repeat(2),
+    "shuffled windows of epochs": lambda ds: bushel.experimental.WindowShuffleIterDataset(
+        ds.repeat(2), window_size=7, seed=1
+    ),
+    "batch": lambda ds: ds.repeat(2).batch(4),
+    "filter": lambda ds: ds.filter(lambda e: e["x"][0] % 4 == 0).repeat(3),
+    "limit": lambda ds: ds.repeat(3).limit(22),
+    "cache": lambda ds: ds.repeat(2).cache().repeat(2),
+    "map and batch": lambda ds: ds.map(lambda e: e["x"] + 1).batch(3).repeat(2),
+}
+
+
+@pytest.mark.parametrize("after", AFTER_A_CACHE)
+def test_the_function_before_a_cache_runs_once_for_each_element(folder, after):
+    function = Calls()
+    ds = AFTER_A_CACHE[after](cached(function, folder, 20))
+    first = list(ds)
+    function.check_once(20)
+    assert same(list(ds), first)
+    function.check_once(20)
+    assert same(first, list(AFTER_A_CACHE[after](MapDataset.range(20).to_iter_dataset().map(Calls()))))
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    after=st.sampled_from(sorted(AFTER_A_CACHE)),
+    moves=st.lists(st.tuples(st.integers(0, 32), st.integers(0, 32)), max_size=6),
+    chunk=st.sampled_from([1, 3, 4096]),
+    in_files=st.booleans(),
+)
+def test_it_runs_once_also_where_an_iterator_goes_back_and_forth(after, moves, chunk, in_files, tmp_path_factory):
+    function = Calls()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stores, "CHUNK_ELEMENTS", chunk)
+        folder = tmp_path_factory.mktemp("cache") if in_files else None
+        ds = AFTER_A_CACHE[after](cached(function, folder, 8))
+        whole = list(AFTER_A_CACHE[after](cached(Calls(), None, 8)))
+        with iter(ds) as it:
+            states = [it.get_state()]
+            for back, taken in moves:
+                place = back % len(states)  # a position that this iterator was at before
+                it.set_state(json.loads(json.dumps(states[place])))
+                for number in range(place, min(place + taken, len(whole))):
+                    assert same(next(it), whole[number])
+                    if number + 1 == len(states):
+                        states.append(it.get_state())
+            function.check_once()
+            it.set_state(states[0])
+            assert same(list(it), whole)
+        function.check_once(8)
+        # Any state of one iterator goes on in another one, which finds the cache full.
+        with iter(ds) as other:
+            other.set_state(json.loads(json.dumps(states[-1])))
+            assert same(list(other), whole[len(states) - 1 :])
+        function.check_once(8)
+
+
+def test_of_two_iterators_side_by_side_each_reads_the_stream_at_most_once(folder):
+    function = Calls()
+    ds = cached(function, folder, 20).repeat(5)
+    a, b = iter(ds), iter(ds)
+    found = [(next(a), next(b)) for _ in range(100)]
+    assert numbers(one for one, _ in found) == numbers(other for _, other in found) == [*range(20)] * 5
+    assert max(function.of.values()) == 2
+    a.close()
+    b.close()
+
+
+def test_a_second_iterator_uses_the_cache_as_soon_as_its_pass_begins_again(folder):
+    function = Calls()
+    ds = cached(function, folder, 20).repeat(2)
+    slow, quick = iter(ds), iter(ds)
+    assert numbers(next(slow) for _ in range(5)) == [*range(5)]
+    assert numbers(quick) == [*range(20)] * 2
+    assert sum(function.of.values()) == 25
+    start = iter(ds).get_state()
+    slow.set_state(start)
+    assert numbers(slow) == [*range(20)] * 2
+    assert sum(function.of.values()) == 25
+    slow.close()
+
+
+def test_it_runs_once_in_workers(tmp_path):
+    log = tmp_path / "calls"
+
+    def note(x):
+        with open(log, "a") as file:
+            file.write(f"{x}\n")
+        return x
+
+    ds = MapDataset.range(20).map(note).to_iter_dataset().cache().repeat(3)
+    ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))
+    with iter(ds) as it:
+        assert [int(element) for element in it] == [*range(20)] * 3
+    assert sorted(map(int, log.read_text().split())) == [*range(20)]
+
+
+def test_what_an_iterator_has_recorded_is_its_own(folder):
+    ds = cached(Calls(), folder, 6)
+    with iter(ds) as it:
+        state = it.get_state()
+        for _ in range(3):
+            it.set_state(state)
+            for number in range(4):
+                element = next(it)
+                assert element["x"].tolist() == [2 * number] * 3
+                element["x"][:] = -1
+        it.set_state(state)
+        assert numbers(it) == [*range(6)]
+    assert numbers(ds) == [*range(6)]
+
+
+def test_a_recording_that_cannot_be_read_back_costs_the_cache_and_no_element(tmp_path, monkeypatch):
+    monkeypatch.setattr(stores, "CHUNK_ELEMENTS", 2)
+    ds = cached(Calls(), tmp_path, 10)
+    with iter(ds) as it:
+        start = it.get_state()
+        assert numbers(next(it) for _ in range(7)) == [*range(7)]
+        (part,) = tmp_path.iterdir()
+        damage_chunk(part / "chunk-000001.pickle")
+        it.set_state(start)
+        with pytest.warns(UserWarning, match=r"This pass is not cached: .*chunk-000001\.pickle is damaged"):
+            assert numbers(it) == [*range(10)]
+    assert numbers(ds) == [*range(10)]
+
+
+@pytest.mark.parametrize("bad", [[0], [3, 4], [9], [0, 5, 8, 9]])
+def test_skipped_elements_count_the_same_where_a_recording_is_read_back(folder, bad):
+    ds = MapDataset.range(10).to_iter_dataset().map(FailsAt(*bad)).cache(folder).with_options(on_error="skip")
+    without = MapDataset.range(10).to_iter_dataset().map(FailsAt(*bad)).with_options(on_error="skip")
+    with iter(without) as plain_it:
+        expected = [(element, plain_it.skipped) for element in plain_it] + [plain_it.skipped]
+    with iter(ds) as it:
+        start = it.get_state()
+        for taken in (2, 5, 1, 4, 20):
+            it.set_state(start)
+            found = [(element, it.skipped) for element, _ in zip(it, range(taken), strict=False)]
+            assert found == expected[: len(found)] if taken < 20 else [*found, it.skipped] == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
+from bushel.base import trees
 from bushel.base.blocks import rows_of
 from bushel.engine import open_stream
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
@@ -133,6 +134,99 @@ def nested(lib, **more):
 
 def test_a_tree_of_meta_features_is_grains():
     check_equal(lambda lib: nested(lib, meta_features=["m"]))
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def leaf_trees():
+    """Trees whose leaves are (row length, kind of sequence): containers of one part are the most likely."""
+    leaf = st.tuples(st.integers(2, 10), st.sampled_from(["tokens", "vectors", "floats", "scalars"])).map(Leaf)
+
+    def grow(inner):
+        return st.one_of(
+            st.dictionaries(st.sampled_from(["inner", "z", "a"]), inner, min_size=1, max_size=3),
+            inner.map(lambda part: {"inner": part}),
+            st.lists(inner, min_size=1, max_size=2),
+            st.lists(inner, min_size=1, max_size=3).map(tuple),
+            st.tuples(inner, inner).map(lambda parts: Pair(*parts)),
+        )
+
+    return grow(st.recursive(leaf, grow, max_leaves=4))
+
+
+class Leaf:
+    """A leaf of such a tree: not a tuple, which would be a part of the tree."""
+
+    def __init__(self, facts):
+        self.capacity, self.kind = facts
+
+
+@st.composite
+def nested_packings(draw):
+    """Arguments of a packer whose meta features are trees, with the records that it gets."""
+    struct: dict[str, Any] = {"row": Leaf((draw(st.integers(2, 10)), "tokens"))}
+    for name in draw(st.lists(st.sampled_from(["nested", "also", "zz"]), min_size=1, max_size=2, unique=True)):
+        struct[name] = draw(leaf_trees())
+    struct = dict(draw(st.permutations(list(struct.items()))))
+
+    def sequence(leaf):
+        inner = (2,) if leaf.kind == "vectors" else ()
+        (value,) = tokens([draw(st.integers(1, leaf.capacity))], KINDS[leaf.kind], inner)
+        return int(value[0]) if leaf.kind == "scalars" else value + draw(st.integers(0, 1000))
+
+    count = draw(st.integers(1, 12))
+    records = [{**trees.map_leaves(sequence, struct), "note": number} for number in range(count)]
+    meta = [name for name in struct if name != "row"] + draw(st.sampled_from([[], ["row"], ["note"]]))
+    arguments: dict[str, Any] = {
+        "length_struct": trees.map_leaves(lambda leaf: leaf.capacity, struct),
+        "num_packing_bins": draw(st.integers(1, 4)),
+        "shuffle_bins": draw(st.booleans()),
+        "meta_features": meta,
+    }
+    if draw(st.booleans()):
+        arguments["pack_alignment_struct"] = trees.map_leaves(lambda _: draw(st.integers(1, 4)), struct)
+    if draw(st.booleans()):
+        arguments["padding_struct"] = trees.map_leaves(lambda _: draw(st.sampled_from([0, -1, 7])), struct)
+    if draw(st.booleans()):
+        arguments["max_sequences_per_bin"] = draw(st.integers(1, 3))
+    return records, arguments
+
+
+KINDS = {"tokens": np.int32, "vectors": np.int64, "floats": np.float32, "scalars": np.int64}
+
+
+@quick
+@given(packing=nested_packings(), name=st.sampled_from(PACKERS), cut=st.integers(0, 20))
+def test_trees_of_meta_features_are_grains(packing, name, cut):
+    records, arguments = packing
+    check_equal(lambda lib: getattr(lib.experimental, name)(stream(lib, records), **arguments), cut)
+
+
+@settings(deadline=None, max_examples=15)
+@given(packing=nested_packings())
+def test_concatenation_refuses_trees_by_name_where_grain_fails(packing):
+    records, arguments = packing
+    arguments = {key: arguments[key] for key in ("length_struct", "meta_features")}
+    with pytest.raises(ValueError, match="length_struct of concat-then-split is flat; at '"):
+        bushel.experimental.ConcatThenSplitIterDataset(stream(bushel, records), **arguments)
+    with pytest.raises((TypeError, AttributeError, ValueError, KeyError)):
+        list(grain.experimental.ConcatThenSplitIterDataset(stream(grain, records), **arguments))
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_a_tree_with_one_leaf_is_packed(name):
+    records = [{"row": np.arange(n), "nested": {"inner": np.arange(n) * 10}} for n in (5, 7, 8, 12, 3)]
+    lengths = {"row": 20, "nested": {"inner": 20}}
+
+    def build(lib, **more):
+        return getattr(lib.experimental, name)(stream(lib, records), length_struct=lengths, num_packing_bins=2, **more)
+
+    with pytest.raises(ValueError, match="name 'nested' in meta_features, or flatten it"):
+        build(bushel)
+    check_equal(lambda lib: build(lib, meta_features=("nested",)))  # the way out that the error names
 
 
 def test_a_tree_that_is_no_meta_feature_is_refused_at_once():

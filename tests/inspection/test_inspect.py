@@ -17,6 +17,7 @@ from inspection_data import EXAMPLES, RECORDS
 from terminals import run_on_terminal
 
 from bushel import cli
+from bushel.base.install import install_command
 from bushel.inspection import Histogram, inspect_target
 from bushel.inspection.facts import list_columns
 from bushel.inspection.text import describe, show_histogram
@@ -326,4 +327,4 @@ def test_a_package_that_is_missing_is_not_damage(written):
     command = [sys.executable, "-c", BARE, *(str(written / name) for name in ("t.parquet", "h.h5"))]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     assert child.returncode == 1 and child.stdout == ""
-    assert "pip install 'bushel[parquet]'" in child.stderr and "pip install 'bushel[hdf5]'" in child.stderr
+    assert install_command("parquet") in child.stderr and install_command("hdf5") in child.stderr

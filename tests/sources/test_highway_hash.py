@@ -54,7 +54,7 @@ def change_byte(path, place):
 @given(messages=st.lists(st.one_of(st.binary(max_size=100), st.integers(0, 3000).map(bytes)), max_size=5))
 @example(messages=[bytes(range(size)) for size in range(70)])
 def test_the_package_and_numpy_give_the_same(messages):
-    pytest.importorskip("highwayhash", reason="pip install 'bushel[highway]' needs a C compiler")
+    pytest.importorskip("highwayhash", reason="the extra `highway` needs a C compiler")
     assert highway_hash.find_c_function() is not None
     assert highway_hash.compute_hashes(messages) == highway_hash.hash_with_numpy(messages).tolist()
     views = [memoryview(bytearray(message)) for message in messages]
@@ -62,7 +62,7 @@ def test_the_package_and_numpy_give_the_same(messages):
 
 
 def test_hashes_are_checked_by_default_with_the_package(tmp_path):
-    pytest.importorskip("highwayhash", reason="pip install 'bushel[highway]' needs a C compiler")
+    pytest.importorskip("highwayhash", reason="the extra `highway` needs a C compiler")
     check_default(damaged(tmp_path), noticed=True)
 
 

@@ -412,3 +412,51 @@ def test_a_state_of_other_files_is_refused(files):
             state
             | {key: state[key][:2] for key in ("exhausted", "iterators_in_use_indices", "iterators_in_use_states")}
         )
+
+
+class Grid(pa.ExtensionType):
+    """As `datasets` registers them for arrays of two dimensions."""
+
+    def __init__(self):
+        super().__init__(pa.list_(pa.list_(pa.float32())), "bushel.tests.grid")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type, serialized):
+        return cls()
+
+    def __arrow_ext_class__(self):
+        return GridArray
+
+
+class GridArray(pa.ExtensionArray):
+    def to_numpy(self, zero_copy_only=True):
+        return np.zeros((len(self), 1))  # which is not what the file holds
+
+
+def test_extension_types_that_a_package_registers_change_no_value(tmp_path):
+    storage = pa.array([[[1.0, 2.0], [3.0]], None, [[4.0]]], Grid().storage_type)
+    grids = pa.ExtensionArray.from_storage(Grid(), storage)
+    rows = pa.StructArray.from_arrays([grids, pa.array([1, 2, 3])], ["grid", "number"])
+    tables = {"with": pa.table({"grid": grids, "row": rows}), "without": pa.table({"grid": storage})}
+    tables["without"] = tables["without"].append_column(
+        "row", pa.StructArray.from_arrays([storage, pa.array([1, 2, 3])], ["grid", "number"])
+    )
+    found = {}
+    pa.register_extension_type(Grid())
+    try:
+        for name, one in tables.items():
+            pq.write_table(one, tmp_path / f"{name}.parquet")
+            feather.write_feather(one, str(tmp_path / f"{name}.arrow"), compression="uncompressed")
+            files = ParquetDataSource(tmp_path / f"{name}.parquet"), ArrowDataSource(tmp_path / f"{name}.arrow")
+            found[name] = [list(MapDataset.source(source)) for source in (*files, one)]
+            found[name].append(list(ParquetIterDataset(str(tmp_path / f"{name}.parquet"))))
+        assert pq.read_table(tmp_path / "with.parquet").schema.field("grid").type == Grid()
+    finally:
+        pa.unregister_extension_type("bushel.tests.grid")
+    assert repr(found["with"]) == repr(found["without"])
+    assert found["with"][0][0]["grid"][0].tolist() == [1.0, 2.0]
+    alone = list(MapDataset.source(ParquetDataSource(tmp_path / "with.parquet")))  # nothing is registered now
+    assert repr(alone) == repr(found["with"][0])

@@ -1,5 +1,6 @@
 """What makes two pipelines the same for a checkpoint: laws of identity, and what counts in a function."""
 
+import contextlib
 import datetime
 import decimal
 import functools
@@ -315,10 +316,11 @@ def self_holding(container):
     return container
 
 
+OPEN_FILES = contextlib.ExitStack()
 OBJECTS = {
     "logger": lambda: logging.getLogger("a.b.c"),
     "lock": threading.Lock,
-    "file": lambda: open(os.devnull),  # noqa: SIM115
+    "file": lambda: OPEN_FILES.enter_context(open(os.devnull)),  # noqa: SIM115
     "generator": lambda: (n for n in range(3)),
     "random generator": lambda: np.random.default_rng(1),
     "module": lambda: os.path,
@@ -354,10 +356,10 @@ class Hostile:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # one of the objects is an open file
 @pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
-def test_any_object_may_be_closed_over(make):
+def test_any_object_may_be_closed_over(make, request):
     """Whatever a function holds, a pipeline can be built, run and resumed; what cannot be told counts by its type."""
+    request.addfinalizer(OPEN_FILES.close)
 
     def closing(value):
         return lambda x: (value, x)[1]

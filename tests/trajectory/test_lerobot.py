@@ -314,10 +314,13 @@ def test_depth_of_8_bits_and_kinds_of_later_versions_are_left_out(copy):
     folder = copy(3)
     facts = {"video.is_depth_map": True, "video.pix_fmt": "yuv420p"}
     video = {"dtype": "video", "shape": [48, 64, 1], "names": None, "info": facts}
-    change_info(folder, add={"observation.depth": video, "language": {"dtype": "language", "shape": [1]}})
-    with pytest.warns(UserWarning, match=r"'observation\.depth' is depth in a video of 8 bits.* it is left out"):
+    change_info(folder, add={"observation.depth": video, "cloud": {"dtype": "pointcloud", "shape": [1]}})
+    with pytest.warns(UserWarning) as caught:
         source = LeRobotSource(folder)
-    assert {"observation.depth", "language"}.isdisjoint(source[0])
+    depth, cloud = [str(warning.message) for warning in caught]
+    assert "'observation.depth' is depth in a video of 8 bits" in depth and "it is left out" in depth
+    assert "'cloud' has the dtype 'pointcloud', which is not known, so it is left out" in cloud
+    assert {"observation.depth", "cloud"}.isdisjoint(source[0])
 
 
 def test_a_depth_code_that_cannot_be_is_named(copy):

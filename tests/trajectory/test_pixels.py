@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from bushel.base.install import install_command
 from bushel.trajectory.pixels import decode_depth, decode_image, decode_resized, resize_depth_image, resize_image
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "frame" / "decode_resize.npz")
@@ -237,7 +238,7 @@ def test_a_missing_decoder_is_named_and_not_replaced(missing, data):
         "except ImportError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=250)
-    assert f"need the package '{missing}': pip install 'bushel[robots]'" in done.stdout
+    assert f"need the package '{missing}': {install_command('robots')}" in done.stdout
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy_versions import STRING_DTYPES
 
 from bushel.trajectory import goal_relabeling, task_augmentation, traj_transforms
 from bushel.trajectory.data_utils import flatten_tree
@@ -236,7 +237,7 @@ def test_no_sample_without_words_where_unlabelled_ones_are_skipped(spoken, skip,
     assert found == possible
 
 
-@pytest.mark.parametrize("kind", [object, "S", "U", np.dtypes.StringDType()])
+@pytest.mark.parametrize("kind", [object, "S", "U", *STRING_DTYPES])
 def test_texts_of_any_kind_are_bytes_and_empty_ones_padding(kind):
     made = trajectory(0, 3)
     made["task"]["language_instruction"] = np.array(["", "go", "stop"]).astype(kind)

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import memory, trees
+from bushel.base import exact, memory, trees
+from bushel.base.exact import find_ending_in_zero
 
 _SMALL_ROW = 16 << 10
 """In bytes. What NumPy does before it copies an array costs as much as copying so much."""
@@ -129,8 +130,8 @@ def _alike_leaves(leaves: list[Any], kind: type) -> bool:
         return len({(leaf.shape, leaf.dtype) for leaf in leaves}) == 1
     if kind is int:
         return min(leaves) >= -(1 << 63) and max(leaves) < 1 << 63
-    if kind is str or kind is bytes:
-        return len(set(map(len, leaves))) == 1
+    if kind is str or kind is bytes:  # of one length, so that no row gets another width, and none loses zeros
+        return len(set(map(len, leaves))) == 1 and find_ending_in_zero(leaves) is None
     return _is_number(kind)
 
 
@@ -186,6 +187,9 @@ def _rows(tree: Any, count: int) -> list[Any]:
 def stack(rows: list[Any]) -> Any:
     """One element whose leaves hold those of `rows` along a new first axis. Each leaf is copied once.
 
+    Leaves of several dtypes get the one that NumPy finds for all. If a leaf would have another value in it, that is an
+    error.
+
     >>> stack([{"x": 1, "y": (2.0,)}, {"x": 3, "y": (4.0,)}])
     {'x': array([1, 3]), 'y': (array([2., 4.]),)}
     """
@@ -193,13 +197,39 @@ def stack(rows: list[Any]) -> Any:
         raise ValueError("Cannot batch 0 values.")
     try:
         return _stack(rows)
+    except _Changed as error:
+        raise ValueError(str(error)) from None
     except ValueError as error:
-        shown = [trees.describe(row) for row in rows]
-        different = list(dict.fromkeys(shown))
-        kinds = "\n".join(f"  {shown.count(kind)} x {kind}" for kind in different[:5])
-        raise ValueError(
-            f"Expected all input elements to have the same structure but got:\n{kinds}\n({error})"
-        ) from error
+        raise ValueError(_describe_mismatch(rows, error)) from error
+
+
+def _describe_mismatch(rows: list[Any], error: ValueError) -> str:
+    """Why rows cannot be stacked: the same text whether or not the rows have been columns on their way.
+
+    Workers send rows of one kind as columns. A number that was in a column is a scalar of NumPy afterwards.
+    """
+    plain = [trees.map_leaves(_as_plain, row) for row in rows]
+    try:
+        _stack(plain)
+    except ValueError as of_plain:
+        error = of_plain
+    shown = [trees.describe(row) for row in plain]
+    kinds = "\n".join(f"  {shown.count(kind)} x {kind}" for kind in list(dict.fromkeys(shown))[:5])
+    return f"Expected all input elements to have the same structure but got:\n{kinds}\n({error})"
+
+
+def _as_plain(leaf: Any) -> Any:
+    """A leaf as it was before it may have been in a column: numbers of Python, and arrays in native byte order."""
+    if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.hasobject:
+        return leaf
+    if leaf.shape:
+        return leaf if leaf.dtype.isnative else leaf.astype(leaf.dtype.newbyteorder("="))
+    if leaf.dtype in _OF_PYTHON or leaf.dtype.kind in "SU":
+        return leaf.item()
+    return leaf[()] if isinstance(leaf, np.ndarray) else leaf
+
+
+_OF_PYTHON = (np.dtype(np.int64), np.dtype(np.float64), np.dtype(bool))
 
 
 _NUMBERS = {int: np.dtype(np.int64), float: np.dtype(np.float64), bool: np.dtype(bool)}
@@ -226,7 +256,36 @@ def _stack(rows: list[Any]) -> Any:
         return _stack_leaves(rows, kinds.pop())
     if any(trees.children(row) is not None for row in rows):  # NumPy would make an array of objects
         raise ValueError("some elements are containers and others are not")
-    return np.stack(rows)
+    return _stack_exactly(rows)
+
+
+class _Changed(ValueError):
+    """A value that would not be the same in the batch."""
+
+
+def _stack_exactly(leaves: list[Any]) -> np.ndarray:
+    """Leaves stacked by NumPy's rules, which find a dtype for all. Raises if a leaf would have another value in it."""
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, (str, bytes)) and exact.ends_in_zero(leaf):
+            raise _Changed(
+                f"Element {number} of the batch has {exact.show(leaf)}. NumPy's arrays of texts drop zeros at the end, "
+                "so the batch would hold another value. Decode it before `batch`, or use `batch_fn=list`."
+            )
+        if np.ma.is_masked(leaf):
+            raise _Changed(
+                f"Element {number} of the batch is a masked array, and a batch would drop its mask. "
+                "Use `filled(...)` before `batch`, or make the mask a feature of its own."
+            )
+    stacked = np.stack(leaves)
+    for number, leaf in enumerate(() if stacked.dtype.hasobject else leaves):  # objects are the values themselves
+        if not exact.same_values(stacked[number], np.asarray(leaf)):
+            kinds = " and ".join(dict.fromkeys(str(np.asarray(leaf).dtype) for leaf in leaves))
+            raise _Changed(
+                f"Element {number} of the batch has {exact.show(leaf)}, which would become "
+                f"{exact.show(stacked[number])}: NumPy stacks {kinds} as {stacked.dtype}. "
+                "Give all elements one dtype before `batch`, such as with `map(np.uint64)`, or use `batch_fn=list`."
+            )
+    return stacked
 
 
 def _stack_numbers(rows: list[Any]) -> np.ndarray | None:
@@ -239,7 +298,11 @@ def _stack_numbers(rows: list[Any]) -> np.ndarray | None:
         numbers = np.array(rows)
     except (ValueError, TypeError, OverflowError):
         return None
-    return numbers if numbers.dtype in _EXACT and numbers.ndim == 1 else None
+    if numbers.dtype not in _EXACT or numbers.ndim != 1:
+        return None
+    if numbers.dtype == np.float64 and countOf(map(type, rows), float) < len(rows):  # integers may have been rounded
+        return _stack_exactly(rows)
+    return numbers
 
 
 _EXACT = (np.dtype(np.int64), np.dtype(np.float64))
@@ -248,18 +311,18 @@ _EXACT = (np.dtype(np.int64), np.dtype(np.float64))
 def _stack_leaves(leaves: list[Any], kind: type) -> np.ndarray:
     if kind is np.ndarray:
         return _stack_arrays(leaves)
-    if kind is str or kind is bytes:
+    if (kind is str or kind is bytes) and find_ending_in_zero(leaves) is None:
         return np.array(leaves)
     if not _is_number(kind):
-        return np.stack(leaves)
+        return _stack_exactly(leaves)
     if kind in _SCALARS:
         return _stack_scalars(leaves, kind)
     try:
         numbers = np.array(leaves)
     except OverflowError:
-        return np.stack(leaves)
+        return _stack_exactly(leaves)
     # Integers that need more than 64 bits get another dtype: then NumPy's own rule decides.
-    return numbers if numbers.dtype == _NUMBERS.get(kind, kind) else np.stack(leaves)
+    return numbers if numbers.dtype == _NUMBERS.get(kind, kind) else _stack_exactly(leaves)
 
 
 _SCALARS = frozenset(kind for kind in np.sctypeDict.values() if np.dtype(kind).kind in "biufc")
@@ -274,9 +337,9 @@ def _stack_arrays(rows: list[np.ndarray]) -> np.ndarray:
     first = rows[0]
     shape, dtype = first.shape, first.dtype
     if dtype.hasobject or dtype.kind in "SUT" or not dtype.isnative:
-        return np.stack(rows)
+        return _stack_exactly(rows)
     if not shape:
-        return np.array(rows) if all([row.dtype == dtype for row in rows]) else np.stack(rows)
+        return np.array(rows) if all([row.dtype == dtype for row in rows]) else _stack_exactly(rows)
     if (
         first.nbytes <= _SMALL_ROW
         and dtype.kind in "biufc"
@@ -296,5 +359,5 @@ def _stack_arrays(rows: list[np.ndarray]) -> np.ndarray:
         # other axes itself.
         np.concatenate(rows, out=out.reshape(len(rows) * shape[0], *shape[1:]), casting="no")
     except TypeError:  # several dtypes: numpy's promotion decides
-        return np.stack(rows)
+        return _stack_exactly(rows)
     return out

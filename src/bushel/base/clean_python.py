@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import subprocess
 
+SCRIPT_MODULE = "__bushel_script__"
+"""The name of the module of a script that a command such as `bushel view train.py:ds` runs. No import finds it."""
+
 
 def start(code: str, descriptor: int, variables: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Starts a Python that runs `code` with this process's module search path, in a session of its own.

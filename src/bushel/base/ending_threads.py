@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import signal
 import sys
 import threading
 import time
@@ -56,7 +57,29 @@ def start_thread(name: str, stop: Callable[[], None], run: Callable[..., None], 
     return thread
 
 
+_has_begun_to_end = False
+"""Whether Python is about to exit, so that `_raise_in` may raise SystemExit in a thread."""
+
+
+def must_end(error: BaseException) -> bool:
+    """Whether an error asks this thread or process to end, and does not come from the code that it runs.
+
+    A user's function may call `sys.exit`, and that is an error of the function. But a SystemExit is also what ends our
+    threads, and what the handler of a signal raises wherever the process happens to be.
+    """
+    if not isinstance(error, SystemExit):
+        return False
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers} - {None}
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in codes:
+        trace = trace.tb_next
+    return _has_begun_to_end or trace is not None
+
+
 def _end_all() -> None:
+    global _has_begun_to_end
+    _has_begun_to_end = True
     threads = {thread: stop for thread, (process, stop) in list(_stops.items()) if process == os.getpid()}
     try:
         for stop in threads.values():

@@ -104,7 +104,7 @@ def show(path: str | os.PathLike[str]) -> str:
     >>> show("s3://bucket/part-?.bag"), show("/data/50%?.bag")
     ('s3://bucket/part-?.bag', '/data/50%?.bag')
     """
-    return "::".join(map(_shown, _CHAIN.split(os.fspath(path))))  # fsspec chains: zip://x.csv::https://...
+    return "::".join(map(_shown, _split_chain(os.fspath(path))))  # fsspec chains: zip://x.csv::https://...
 
 
 def remove_query(path: str) -> str:
@@ -113,12 +113,12 @@ def remove_query(path: str) -> str:
     >>> remove_query("https://host/cat/1.jpg?sig=ab12")
     'https://host/cat/1.jpg'
     """
-    return "::".join(_cut(part)[0].replace(f"://{HIDDEN}@", "://", 1) for part in _CHAIN.split(path))
+    return "::".join(_cut(part)[0].replace(f"://{HIDDEN}@", "://", 1) for part in _split_chain(path))
 
 
 def identify_path(path: str) -> str:
     """A path or URL for fingerprints: as `remove_query`, with a digest of the parameters that choose an object."""
-    return "::".join(remove_query(part) + _choice(_cut(part)[1]) for part in _CHAIN.split(path))
+    return "::".join(remove_query(part) + _choice(_cut(part)[1]) for part in _split_chain(path))
 
 
 def base_name(path: str) -> str:
@@ -140,7 +140,7 @@ def object_name(path: str) -> str:
     >>> object_name("https://host/get?id=3") == object_name("https://host/get?id=4")
     False
     """
-    return "::".join(map(_object_name, _CHAIN.split(path)))
+    return "::".join(map(_object_name, _split_chain(path)))
 
 
 def clean(text: str, secrets: Iterable[str] = ()) -> str:
@@ -155,6 +155,8 @@ def clean(text: str, secrets: Iterable[str] = ()) -> str:
     """
     for secret in secrets:
         text = _pattern(secret).sub(HIDDEN, text)
+    if not _may_match(text):
+        return text
     text = _IN_TEXT.sub(lambda found: show(_decoded(found.group())), text)
     return _REPEATED.sub(HIDDEN, _without_pairs(text))
 
@@ -202,6 +204,11 @@ class Options(dict[str, Any]):
         return Options, (dict(self),)
 
 
+def _split_chain(path: str) -> list[str]:
+    """The parts of a chain of fsspec; a single path or URL is the only part."""
+    return _CHAIN.split(path) if "::" in path else [path]
+
+
 def _object_name(path: str) -> str:
     place, query = _cut(path)
     name = urls.unquote(place) if place.lower().startswith(_WEB) else place
@@ -221,7 +228,7 @@ def _shown(url: str) -> str:
 
 def _cut(url: str) -> tuple[str, str]:
     """An address without user and password, and its query and fragment. A local path is all address."""
-    found = _SCHEME.match(url)
+    found = _SCHEME.match(url) if ":" in url else None
     if found is None:
         return url, ""
     scheme, rest = found.group(1).lower(), url[found.end() :]
@@ -262,7 +269,23 @@ def _parameters(query: str) -> list[tuple[str, str]]:
     return urls.parse_qsl(query[1:], keep_blank_values=True)
 
 
+_NEEDED = (":", "%", "<", "Bearer", "SharedKey", "AWS4", "AKIA", "ASIA", "......")
+_NEEDED_BEFORE_EQUALS = ("authorization", "x-", "key", "access", "secret", "pass", "pwd", "token", "sig", "credential")
+
+
+def _may_match(text: str) -> bool:
+    """Whether a pattern of `clean` or `_without_pairs` could match. Each needs one of the texts above.
+
+    Most texts need no pattern at all, and to compile them takes 2 ms: as long as all the rest of a small job.
+    """
+    if any(needed in text for needed in _NEEDED):
+        return True
+    return "=" in text and any(needed in text.casefold() for needed in _NEEDED_BEFORE_EQUALS)
+
+
 def _without_pairs(text: str) -> str:
+    if not _may_match(text):
+        return text
     text = _HEADER.sub(rf"\1{HIDDEN}", text)
     text = _BEARER.sub(rf"\1{HIDDEN}", text)
     text = _PAIR.sub(rf"\1\2{HIDDEN}", text)
@@ -288,7 +311,7 @@ def _pattern(secret: str) -> _Pattern:
 
 
 def _of_url(text: str) -> Iterator[str]:
-    for url in _CHAIN.split(text):
+    for url in _split_chain(text):
         found = _SCHEME.match(url)
         if found is None:
             continue

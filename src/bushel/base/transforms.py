@@ -177,7 +177,10 @@ def remove_addresses(text: str) -> str:
     >>> remove_addresses("Source(<Decoder object at 0x7f3a2c01>, labels={'b', 'a'}, seed=0xff, buffer=0x7f3a2c01d2e0)")
     "Source(<Decoder object>, labels={'a', 'b'}, seed=0xff, buffer=)"
     """
-    text = re.sub(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,16}\b", "", text)
+    if "0x" in text:
+        text = re.sub(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,16}\b", "", text)
+    if "{" not in text:
+        return text
     return re.sub(r"\{([^{}:]*)\}", lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}", text)
 
 

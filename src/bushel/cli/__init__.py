@@ -15,6 +15,7 @@ from bushel.cli.parser import Parser, secrets_of_words
 from bushel.cli.reencode import add_reencode
 from bushel.cli.report import add_report
 from bushel.cli.run_program import add_run
+from bushel.cli.script_target import SCRIPT_COMMANDS, enter_folder, list_names, split_arguments
 from bushel.cli.stats import add_stats
 from bushel.cli.view import add_view
 
@@ -25,13 +26,20 @@ COMMANDS = (add_view, add_inspect, add_stats, add_bench, add_report, add_convert
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     words = Parser.words = sys.argv[1:] if arguments is None else list(arguments)
+    own_words, script_arguments = split_arguments(words)
     parser = Parser(prog="bushel", description="Tools for data sets.")
     parser.add_argument("--version", action="version", version=f"bushel {sys.modules['bushel'].__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add_command in COMMANDS:
         add_command(commands)
-    options = parser.parse_args(words)
+    options = parser.parse_args(own_words)
+    options.script_arguments = script_arguments
     try:
+        if options.command in SCRIPT_COMMANDS:
+            if arguments is None:  # this process is the command
+                enter_folder(options.target)
+            if list_names(options):
+                return 0
         return options.run(options)
     except KeyboardInterrupt:
         print("bushel: interrupted.", file=sys.stderr)

@@ -30,16 +30,18 @@ def add_bench(commands: Commands) -> None:
 
 def _bench(options: argparse.Namespace) -> int:
     from bushel.inspection.benchmark import measure_pipeline
+    from bushel.view.scripts import show_target
     from bushel.view.targets import as_dataset, load_target
 
     try:
         numbers = [int(number) for number in options.workers.split(",")] if options.workers else None
     except ValueError:
         raise ValueError(f"--workers takes numbers such as 0,2,4; got {options.workers!r}.") from None
-    given = load_target(options.target, split=options.split, options=dict(map(parse_setting, options.option)))
+    settings, arguments = dict(map(parse_setting, options.option)), options.script_arguments
+    given = load_target(options.target, split=options.split, options=settings, arguments=arguments)
     found = measure_pipeline(
         as_dataset(given, options.split),
-        options.target,
+        show_target(options.target, arguments),
         seconds=options.seconds,
         workers=numbers,
         progress=not options.quiet,

@@ -29,6 +29,6 @@ def _inspect(options: argparse.Namespace) -> int:
     from bushel.inspection.text import describe
 
     settings = dict(map(parse_setting, options.option))
-    facts = inspect_target(options.target, options=settings, scan=options.scan)
+    facts = inspect_target(options.target, options=settings, scan=options.scan, arguments=options.script_arguments)
     print(json.dumps(facts.as_json(), indent=2) if options.json else describe(facts), end="\n" if options.json else "")
     return 1 if facts.damage else 0

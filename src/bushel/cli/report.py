@@ -33,8 +33,10 @@ def add_report(commands: Commands) -> None:
 def _report(options: argparse.Namespace) -> int:
     from bushel.inspection import html_report, inspect_target
     from bushel.inspection.benchmark import measure_pipeline
+    from bushel.inspection.inspector import inspect_pipeline
     from bushel.inspection.statistics import measure_target
     from bushel.view.attachment import Attachment
+    from bushel.view.scripts import is_python_target, show_target
     from bushel.view.targets import as_dataset, load_target
 
     settings = dict(map(parse_setting, options.option))
@@ -42,9 +44,16 @@ def _report(options: argparse.Namespace) -> int:
     if html_report.is_snapshot(options.target):
         snapshot = Attachment(options.target).read()
     else:
-        facts = inspect_target(options.target, options=settings, scan=options.scan)
+        arguments = options.script_arguments
+        given = None
+        if is_python_target(options.target) or arguments:  # a script runs once, for all parts of the report
+            given = load_target(options.target, split=options.split, options=settings, arguments=arguments)
+            facts = inspect_pipeline(given, show_target(options.target, arguments))
+        else:
+            facts = inspect_target(options.target, options=settings, scan=options.scan)
         if options.stats or options.bench:
-            given = load_target(options.target, split=options.split, options=settings)
+            if given is None:
+                given = load_target(options.target, split=options.split, options=settings)
             shown = not options.quiet
             if options.stats:
                 statistics = measure_target(given, limit=options.limit, split=options.split, progress=shown)

@@ -41,7 +41,7 @@ def _stats(options: argparse.Namespace) -> int:
 
     settings = dict(map(parse_setting, options.option))
     found = measure_target(
-        load_target(options.target, split=options.split, options=settings),
+        load_target(options.target, split=options.split, options=settings, arguments=options.script_arguments),
         limit=options.limit,
         workers=options.workers,
         split=options.split,

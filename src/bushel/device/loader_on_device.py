@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, overload
 
 from bushel.base import checks
+from bushel.base.install import install_command
 from bushel.dataset import IterDataset, MapDataset, ThreadPrefetchIterDataset
 from bushel.engine import Report
 from bushel.engine.transfer import Put, make_put
@@ -101,7 +102,7 @@ def _need_jax() -> None:
     try:
         import jax  # noqa: F401
     except ImportError as error:
-        raise ImportError("device_put needs JAX: pip install 'bushel[jax]'.") from error
+        raise ImportError(f"device_put needs JAX: {install_command('jax')}.") from error
 
 
 class LoaderOnDevice:

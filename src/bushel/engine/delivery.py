@@ -19,7 +19,7 @@ import numpy as np
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.contract import optional
-from bushel.base.errors import PipelineNotSent, WorkerDied, describe_error, inside
+from bushel.base.errors import PipelineNotSent, WorkerDied, add_note, describe_error, inside
 from bushel.base.options import DatasetOptions
 from bushel.engine.block_size import MOST_POSITIONS, Sizer, measure_result
 from bushel.engine.program import FailedAt, Program, Result, Rows, Runner, Skipped, make_state, read_counts, run_again
@@ -29,6 +29,9 @@ from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.filter_watch import FilterWatch
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State
+
+_FEW_AHEAD = 4
+"""How many positions are computed ahead at least, where `Placement.share_ahead` sets a limit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +47,11 @@ class Placement:
     """How many positions a block should have at least, because their records are requested together."""
     budget_bytes: int | None = None
     """How large the rows of all blocks may be together; None: delivery sets no limit."""
+    share_ahead: float | None = None
+    """If given, at most this share of what the consumer has taken so far is computed ahead, and a few positions.
+
+    A program that stops early has then computed little that nobody needs.
+    """
 
 
 class Delivery(Cursor):
@@ -261,6 +269,10 @@ class Delivery(Cursor):
             result = run_again(runner, low, high, failure)
             if (failed := self._judge_filters(low, result.stays)) is not None:
                 result = _cut(result, *failed)
+        except BaseException as error:
+            if not isinstance(error, (Exception, KeyboardInterrupt)):  # such as a function that calls sys.exit
+                add_note(error, self._program.describe_interruption(low, high))
+            raise
         position = high
         if result.failure is None:
             self._counts = result.after
@@ -302,11 +314,15 @@ class Delivery(Cursor):
 
     def _count_most(self, placement: Placement) -> int:
         """Return how many positions may be computed ahead."""
+        most = placement.most
+        if placement.share_ahead is not None:
+            taken = self._position - self._base
+            most = min(most, max(_FEW_AHEAD, int(placement.share_ahead * taken)))
         if placement.budget_bytes is None:
-            return placement.most
+            return most
         fitting = self._sizer.count_within(placement.budget_bytes)
         # The first block is computed alone. Otherwise all threads would hold rows before the size of one is known.
-        return self._sizer.choose_size() if fitting is None else min(placement.most, fitting)
+        return self._sizer.choose_size() if fitting is None else min(most, fitting)
 
     def _fill(self) -> None:
         """Submit tasks until the executor has as many as the placement allows."""
@@ -314,13 +330,17 @@ class Delivery(Cursor):
         if placement is None:
             return
         assert self._ledger is not None
-        executor, most = placement.executor, max(self._count_most(placement), self._program.unit)
-        while len(self._tickets) < placement.blocks_ahead * executor.stretch() and self._next < self._length:
-            high = min(self._length, self._next + self._sizer.choose_size())
+        executor, unit = placement.executor, self._program.unit
+        most = max(self._count_most(placement), unit)
+        limit = placement.blocks_ahead * executor.stretch()
+        # While little may be computed ahead, blocks are small, so that all members of the executor get some.
+        largest = self._length if placement.share_ahead is None else max(unit, most // limit)
+        while len(self._tickets) < limit and self._next < self._length:
+            high = min(self._length, self._next + min(self._sizer.choose_size(), largest))
             if self._tickets and high - self._position > most:
                 break  # waits for room for a whole block: otherwise blocks would stay as small as the first ones
             if high < self._length:
-                high -= (high - self._next) % self._program.unit
+                high -= (high - self._next) % unit
             given, high = self._draw(self._next, high)
             if high == self._next:
                 break

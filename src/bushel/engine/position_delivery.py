@@ -22,14 +22,19 @@ SLOW_S = 100e-6
 
 _IN_A_ROW = 3
 
+COMPUTED_S = 0.05
+"""Elements that compute, and do not wait, must have taken this long before threads start: a small job is done by then,
+and threads that share the GIL would only make it slower."""
+
 
 class PositionDelivery(Delivery):
     """The rows of a program over a map node.
 
     Args:
       in_threads: if given, the consumer computes the first elements. When several pulls in a row were slow, this
-        function is called, and its placement computes the next ones. A single slow pull says little. The first pull
-        says nothing: it may open files and load code.
+        function is called, and its placement computes the next ones. Its argument says whether the pulls waited for
+        most of their time, as for a disk or a server. A single slow pull says little. The first pull says nothing: it
+        may open files and load code.
     """
 
     def __init__(
@@ -38,11 +43,13 @@ class PositionDelivery(Delivery):
         placement: Placement | None,
         options: DatasetOptions,
         skips: Skips | None,
-        in_threads: Callable[[], Placement] | None = None,
+        in_threads: Callable[[bool], Placement] | None = None,
     ):
         assert program.node is not None
         self._in_threads = in_threads
-        self._pulls = self._slow = 0
+        self._pulls = 0
+        self._slow = self._waiting = 0  # slow pulls in a row, and those of them that waited for most of their time
+        self._slow_s = 0.0
         self._sparse = program.unit == 1 and program.sparse
         rows = PlannedRows(program.node, ahead=True)
         super().__init__(program, rows, placement, options, skips)
@@ -58,14 +65,20 @@ class PositionDelivery(Delivery):
             rows, self._position = self.make_here(low, high, limit)
             return rows
         # One element at a time until the speed is known: a batch of slow elements would be a long wait.
-        first, begun = self._position, time.perf_counter()
+        first, begun, busy = self._position, time.perf_counter(), time.thread_time()
         rows = self._compute(count if self._pulls > _IN_A_ROW else 1)
         seconds, computed = time.perf_counter() - begun, self._position - first
-        self._slow = self._slow + 1 if self._pulls and seconds > SLOW_S * computed and computed else 0
+        if self._pulls and seconds > SLOW_S * computed and computed:
+            self._slow += 1
+            self._slow_s += seconds
+            self._waiting = self._waiting + 1 if time.thread_time() - busy < seconds / 2 else 0
+        else:
+            self._slow, self._slow_s, self._waiting = 0, 0.0, 0
         self._pulls += 1
-        if self._slow == _IN_A_ROW:
+        waits = self._waiting >= _IN_A_ROW
+        if waits or (self._slow >= _IN_A_ROW and self._slow_s >= COMPUTED_S):
             in_threads, self._in_threads = self._in_threads, None
-            self._change_placement(in_threads())
+            self._change_placement(in_threads(waits))
         return rows
 
     def _compute(self, count: int) -> Block | None:

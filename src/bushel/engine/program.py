@@ -99,6 +99,10 @@ class Program:
         one = high == low + 1
         return f"{f'element {low}' if one else f'one of the elements {low} to {high - 1}'} of the output"
 
+    def describe_interruption(self, low: int, high: int) -> str:
+        """Return the note for what a function raised at these positions, and what is not an Exception."""
+        return f"bushel: raised while {self.describe_elements(low, high)} was computed."
+
     def list_operations(self) -> list[Node]:
         """Return all nodes of this program, the last operation first."""
         return [*reversed(self.steps), *_list_nodes(self.node)]

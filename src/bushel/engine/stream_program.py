@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import blocks
+from bushel.base.ending_threads import must_end
 from bushel.base.options import DatasetOptions
 from bushel.engine import tally
 from bushel.engine.program import Announce, Result, Skipped, get_user_error
@@ -88,9 +89,9 @@ class StreamProgram:
             with collect_skips(skips) as skip_notes:
                 try:
                     block = cursor.pull(1)
-                except SystemExit:
-                    raise
                 except BaseException as error:
+                    if must_end(error):
+                        raise
                     failure = get_user_error(error)
             skipped.extend((number, one) for one in skip_notes)
             if failure is not None:

@@ -19,7 +19,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from bushel.base.contract import optional
-from bushel.base.ending_threads import start_thread
+from bushel.base.ending_threads import must_end, start_thread
+from bushel.base.errors import add_note
 from bushel.base.memory import Allocator
 from bushel.base.progress import silence_worker
 from bushel.engine import stall
@@ -166,32 +167,37 @@ def run_task(
     rows = GivenRows(given, low) if program.node is None else PlannedRows(program.node)
     try:
         return run(program, rows, low, high, count_before, announce, place)
-    except (Exception, SystemExit):
+    except Exception:
         raise
-    except BaseException:
-        return _run_until_stopped(program, rows, low, high, count_before, announce)
+    except BaseException as error:
+        if must_end(error):
+            raise
+    return _run_until_stopped(program, rows, low, high, count_before, announce)
 
 
 def _run_until_stopped(
     program: Program, rows: Rows, low: int, high: int, count_before: CountBefore, announce: Announce | None
 ) -> Result:
-    """Run a block again in which a function has raised a KeyboardInterrupt or the like, which is not an Exception.
+    """Run a block again in which a function has raised a SystemExit or the like, which is not an Exception.
 
-    The result has the rows before that element, and the interrupt as its failure.
+    The result has the rows before that element, and what it raised as its failure.
     """
-    at = low
+    at = end = low
 
     def note(first: int, last: int) -> None:
-        nonlocal at
-        at = first
+        nonlocal at, end
+        at, end = first, last
         if announce is not None:
             announce(first, last)
 
     try:
         return run(program, rows, low, high, count_before, note)
-    except (Exception, SystemExit):
+    except Exception:
         raise
     except BaseException as error:
+        if must_end(error):
+            raise
+        add_note(error, program.describe_interruption(at, end))
         good = low + (at - low) // program.unit * program.unit
         before = run(program, rows, low, good, count_before) if good > low else make_empty_result(program)
         return dataclasses.replace(before, failure=before.failure or error)
@@ -331,15 +337,17 @@ class Threads(Executor):
     kind = "threads"
     shares_counts = True
 
-    def __init__(self, num_threads: int):
+    def __init__(self, num_threads: int, at_first: int | None = None):
+        """`at_first`: how many threads there are before the first call of `resize`; by default all of them."""
         self.parallelism = num_threads
+        self._size = num_threads if at_first is None else at_first
         self._work: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._finalizer = weakref.finalize(self, _stop, self._work, num_threads)
 
     def submit(self, task: Task) -> Ticket:
-        if len(self._threads) < self.parallelism:
+        if len(self._threads) < self._size:
             self._start()
         ticket = Ticket(task, Future())
         self._work.put(ticket)
@@ -359,9 +367,22 @@ class Threads(Executor):
 
     def _start(self) -> None:
         with self._starting:  # several iterators may share this executor
-            for number in range(len(self._threads), self.parallelism):
+            for number in range(len(self._threads), self._size):
                 stop = functools.partial(_stop_now, self._work, self.parallelism)
                 self._threads.append(start_thread(f"bushel-read-{number}", stop, _serve, self._work))
+
+    def resize(self, size: int) -> None:
+        """Have this many threads from now on. Threads that are too many end after the tasks that were submitted."""
+        with self._starting:
+            surplus = len(self._threads) - size
+            self._size = size
+            if surplus > 0:
+                del self._threads[size:]
+                _stop(self._work, surplus)
+
+    def all_have_finished_one(self) -> bool:
+        """Return True: a thread starts at once, so its first task takes as long as any other."""
+        return True
 
 
 def _compute(ticket: Ticket) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks, checks, memory, trees
+from bushel.base import blocks, checks, exact, memory, trees
 from bushel.base.blocks import Block
 from bushel.graph.batch import Batches, BatchFn
 from bushel.graph.columns import Column
@@ -150,6 +150,11 @@ def _stack(rows: list[Any], length: int, padding: Any) -> Any:
     out[...] = padding
     for place, row in enumerate(rows):
         out[place, : len(row)] = row
+        if row.dtype != out.dtype and not exact.same_values(out[place, : len(row)], row):
+            raise ValueError(
+                f"Arrays of {row.dtype} and of other dtypes become {out.dtype} in one batch, which changes values of "
+                f"element {place} of the batch. Give all elements one dtype before `bucket`."
+            )
     return out
 
 

@@ -14,7 +14,7 @@ from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.graph.cursors import Cursor, Mark, Over
 from bushel.graph.skips import SkipNote, Skips, collect_skips, collect_then_count, count_collected
 from bushel.graph.state_fields import State, read_count, read_field
-from bushel.graph.stores import Kept, Recording, Store
+from bushel.graph.stores import Elements, Kept, Recording, Store
 from bushel.graph.streams import OneParent, Opener, Ordered
 
 
@@ -38,13 +38,19 @@ class Cache(OneParent, Ordered):
 
 
 class _CacheCursor(Over[Cache]):
-    """Its state holds the parent's, whether the parent was read or not: it restores with and without the cache."""
+    """Its state holds the parent's, whether the parent was read or not: it restores with and without the cache.
+
+    The kept elements and the recording are no part of a position. Going back therefore never gives them up: elements
+    that were recorded are read back, and are not computed again.
+    """
 
     def __init__(self, parent: Cursor, node: Cache, skips: Skips | None):
         super().__init__(parent, node, skips)
         self.store, self.name = node.store, node.key()
         self.start = self.here = parent.get_state()
         self.position = 0
+        self.parent_at: int | None = 0
+        """How many elements lie before the parent's position; None if it has to be set to `here` first."""
         self.kept = self._find_kept()
         self.recording: Recording | None = None
         self.ended = False
@@ -62,8 +68,7 @@ class _CacheCursor(Over[Cache]):
             try:
                 return self._read_kept(self.kept, count)
             except DamagedFile as error:
-                self._forget(self.kept, error)
-                self.parent.set_state(self.here)  # reads the parent instead, from the same position
+                self._forget(self.kept, error)  # reads the parent instead, from the same position
         if self.behind:
             self._catch_up()
         rows: list[Any] = []
@@ -78,32 +83,49 @@ class _CacheCursor(Over[Cache]):
             raise self._describe_mismatch(self.position, len(kept))
         if self.ended:
             return []
-        last = min(len(kept), self.position + count)
-        rows = [kept.element(number) for number in range(self.position, last)]
-        here = kept.state(last) if rows else kept.end
-        # A skipped element counts with the row after it, or at the end, as it did when the stream was read.
-        places = range(self.position, last) if rows else [last]
-        for place in places if kept.skipped else ():
-            count_collected(self.skips, kept.skipped.get(place, []))
-        self.position, self.here, self.ended = last, here, not rows
+        if self.position == len(kept):
+            count_collected(self.skips, kept.skipped.get(self.position, []))
+            self.here, self.ended = kept.end, True
+            return []
+        return self._read_back(kept, count)
+
+    def _read_back(self, elements: Elements, count: int) -> list[Any]:
+        """The next elements, of those that were read before. A skipped element counts with the row after it."""
+        last = min(len(elements), self.position + count)
+        rows = [elements.element(number) for number in range(self.position, last)]
+        here = elements.state(last)
+        for place in range(self.position, last) if elements.skipped else ():
+            count_collected(self.skips, elements.skipped.get(place, []))
+        self.position, self.here, self.behind = last, here, False
         return rows
 
     def _forget(self, kept: Kept, error: DamagedFile) -> None:
         """Stops using the kept elements, which are damaged. The next whole pass records them again."""
         warnings.warn(f"A cache is damaged. Its elements are computed, and kept, again: {error}", stacklevel=2)
         self.store.forget(self.name, kept)
-        self.kept = None
+        self.kept, self.parent_at = None, None
 
     def _read(self, count: int) -> list[Any]:
-        """Reads up to `count` elements of the parent; only one while they are recorded, since each needs its state."""
+        """Reads up to `count` elements of the recording or of the parent.
+
+        It reads only one of the parent while they are recorded, since each needs its state.
+        """
+        if self.recording is not None and self.position < len(self.recording):
+            try:
+                return self._read_back(self.recording, count)
+            except DamagedFile as error:
+                self._abandon_damaged(error)
+        if self.parent_at != self.position:
+            self.parent.set_state(self.here)
         skipped: list[SkipNote] = []
+        self.parent_at = None  # unless the next lines succeed
         if self.recording is None:
             rows = blocks.rows_of(self.parent.pull(count))
         else:
             with collect_then_count(self.skips) as skipped:
                 rows = blocks.rows_of(self.parent.pull(1))
         self.here = self.parent.get_state()
-        self.position += len(rows)
+        self.parent_at = self.position = self.position + len(rows)
         self.ended = not rows
         if self.recording is not None:
             try:
@@ -112,6 +134,7 @@ class _CacheCursor(Over[Cache]):
                 else:
                     self.recording.finish(self.here, skipped)
                     self.recording = None
+                    self.kept = self._find_kept()
             except OSError as error:  # such as a full disk: the elements themselves are good
                 self.abandon()
                 warnings.warn(f"This pass is not cached: {error}", stacklevel=2)
@@ -121,6 +144,7 @@ class _CacheCursor(Over[Cache]):
         """Reads from the start up to the position. The skipped elements on the way were counted before."""
         self.parent.set_state(self.start)
         position, self.position, self.behind = self.position, 0, False
+        self.here, self.parent_at = self.start, 0
         self.recording = self.store.record(self.name, self.start)
         with collect_skips(self.skips):
             while self.position < position:
@@ -138,28 +162,47 @@ class _CacheCursor(Over[Cache]):
             self.recording.abandon()
             self.recording = None
 
+    def _abandon_damaged(self, error: DamagedFile) -> None:
+        """Gives up a recording whose files cannot be read back. The parent is read instead."""
+        self.abandon()
+        self.parent_at = None
+        warnings.warn(f"This pass is not cached: {error}", stacklevel=2)
+
     def mark(self) -> Mark:
-        return self.position, self.here, self.kept, self.behind, self.ended, self.recording
+        return self.position, self.here, self.behind, self.ended
 
     def rewind(self, mark: Mark) -> None:
-        position, here, kept, behind, ended, recording = mark
-        if self.recording is not recording:
-            self.abandon()  # begun or finished since: the rest of this pass is not recorded
-        elif recording is not None:
-            recording.shorten_to(position)
-        if kept is None:
-            self.parent.set_state(self.start if behind else here)
-        self.position, self.here, self.kept, self.behind, self.ended = position, here, kept, behind, ended
+        self.position, self.here, self.behind, self.ended = mark
+        if self.kept is None and self.position == 0:
+            self.kept = self._find_kept()  # another iterator may have read the stream to its end
+        if self.recording is not None and (self.kept is not None or not self._is_recorded(self.recording)):
+            self.abandon()
+        if self.kept is None and self.recording is None:
+            self.parent.set_state(self.start if self.behind else self.here)
+            self.parent_at = None if self.behind else self.position
+
+    def _is_recorded(self, recording: Recording) -> bool:
+        """Whether the elements before the position are those of the recording: it then goes on from there."""
+        if self.position > len(recording):
+            return False
+        try:
+            state = recording.state(self.position)
+        except DamagedFile as error:
+            self._abandon_damaged(error)
+            return False
+        if self.behind:
+            self.here, self.behind = state, False
+        return self.here == state or _are_equal(self.here, state)
 
     def state_of(self, mark: Mark) -> State:
-        position, here, _, behind, *_ = mark
+        position, here, behind, _ = mark
         return {"parent": here, "position": position, "cache_filled": behind}
 
     def mark_of(self, state: State) -> Mark:
         position, filled = read_count(state, "position"), read_field(state, "cache_filled", bool)
         here = read_field(state, "parent", dict)
         self.parent_mark_of(state)  # checks it
-        kept = self._find_kept()
+        kept = self.kept = self._find_kept()
         if kept is not None and position > len(kept):
             raise self._describe_mismatch(position, len(kept))
         ended = False
@@ -173,7 +216,7 @@ class _CacheCursor(Over[Cache]):
             except DamagedFile as error:
                 self._forget(kept, error)
                 kept = None
-        return position, here, kept, filled and kept is None, ended, None
+        return position, here, filled and kept is None, ended
 
     def catch_up(self) -> None:
         if self.kept is not None:

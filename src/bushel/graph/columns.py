@@ -9,22 +9,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from bushel.base import blocks
-from bushel.base.blocks import Block
+from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
 from bushel.base.contents import remove_padding
 from bushel.base.errors import RowFailed, locate_error
 from bushel.graph.apply import Map
+from bushel.graph.batch import Batches
+from bushel.graph.column_arithmetic import calculate
+from bushel.graph.column_values import Piece, join_arrays, sort_arrays, sort_values
 from bushel.graph.custom import CustomMap
 from bushel.graph.node import Epochs, MapNode, Plan, Transparent, describe_failure
 from bushel.graph.reindex import Repeat, Seed
-from bushel.index import words
+from bushel.index import epochs, words
 from bushel.sources import memory_sources
 
 _STRIDE = 1 << 17  # this many positions of an epoch are followed at once: arrays of them stay in the cache
@@ -49,6 +52,7 @@ class Column(NDArrayOperatorsMixin):
     """One value for each record of a dataset, as `ds.column(...)` returns it.
 
     Arithmetic works as with an array, and the result belongs to the same records: `lengths > 10` is a mask for `where`.
+    Integers are exact, as Python's are: a result that its dtype cannot hold gets a wider one, or is an error.
     If values have several fields, `column["field"]` is the column of one. `np.asarray(column)` returns the values.
 
     >>> import bushel
@@ -70,12 +74,12 @@ class Column(NDArrayOperatorsMixin):
     def values(self) -> np.ndarray:
         """The values, record by record; those of several datasets one after the other."""
         first, *others = (part.values for part in self._parts)
-        return np.concatenate([first, *others]) if others else first
+        return np.concatenate([first, *others]) if others else first  # all of one dtype
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of a value."""
-        return functools.reduce(np.promote_types, (part.values.dtype for part in self._parts))
+        return self._parts[0].values.dtype
 
     @functools.cached_property
     def digest(self) -> str:
@@ -91,6 +95,8 @@ class Column(NDArrayOperatorsMixin):
         return sum(len(part.values) for part in self._parts)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is None:  # `np.array(copy=None)` is new in NumPy 2
+            return np.asarray(self.values, dtype)
         return np.array(self.values, dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
@@ -109,21 +115,24 @@ class Column(NDArrayOperatorsMixin):
                     f"{ufunc.__name__} of a column and {np.shape(value)} other values: which record each of them "
                     "belongs to is not known. Calculate with numbers and columns, or with np.asarray(column)."
                 )
-        return self._each(
-            lambda number: ufunc(*(v.parts[number].values if isinstance(v, Column) else v for v in inputs))
-        )
+        made = [
+            calculate(ufunc, [v.parts[number].values if isinstance(v, Column) else v for v in inputs])
+            for number in range(len(self._parts))
+        ]
+        results = [self._with_values(join_arrays(arrays, ufunc.__name__)) for arrays in zip(*made, strict=True)]
+        return results[0] if ufunc.nout == 1 else tuple(results)
 
     def __getitem__(self, field: str) -> Column:
         if not isinstance(field, str) or field not in (self.dtype.names or ()):
             fields = f"it has the fields {list(self.dtype.names)}" if self.dtype.names else "it has none"
             raise KeyError(f"column[{field!r}] takes the name of a field; {fields}. For values use np.asarray(column).")
-        return self._each(lambda number: self._parts[number].values[field])
+        return self._with_values([part.values[field] for part in self._parts])
 
     def __repr__(self) -> str:
         return f"Column({len(self):,} x {self.dtype})"
 
-    def _each(self, function: Callable[[int], np.ndarray]) -> Column:
-        return Column(tuple(Part(part.node, np.asarray(function(n))) for n, part in enumerate(self._parts)))
+    def _with_values(self, arrays: Sequence[np.ndarray]) -> Column:
+        return Column(tuple(Part(part.node, array) for part, array in zip(self._parts, arrays, strict=True)))
 
     # How the values of a node's elements are found.
 
@@ -189,6 +198,46 @@ class _NoneMissing(Plan):
             "returned None."
         )
         raise RowFailed(row, locate_error(error, describe_failure("column", index, self.node.origins(index))))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SortedValues(Batches):
+    """The parent's elements, which are values of a column, in pieces: how many, and the values by their type."""
+
+    size: int
+
+    no_spec = "The values of a column have no type before all of them are known."
+
+    def find_length(self) -> int:
+        return -(-self.parent.length // self.size)
+
+    @property
+    def fan_in(self) -> int:
+        return self.size * self.parent.fan_in
+
+    @property
+    def epochs(self) -> Epochs:
+        return self.parent.epochs.after_cutting()
+
+    def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+        first, end = epochs.batched(indices, batch_size=self.size, length=self.length, parent_length=self.parent.length)
+        return *epochs.ranges(first, words.narrowed(end - first)), range(len(indices))
+
+    def make(self, block: Block, kind: int) -> tuple[int, Piece]:
+        if isinstance(block, Columns) and block.present is None:
+            return len(block), sort_arrays(block.tree)
+        rows = blocks.rows_of(block)
+        return len(rows), sort_values(rows)
+
+    def full_size(self, kind: int) -> int:
+        return self.size
+
+    @property
+    def batch_function(self) -> None:
+        return None
+
+    def call(self) -> str:
+        return f"values({self.size})"
 
 
 def find_records(node: MapNode) -> list[tuple[MapNode, MapNode]]:

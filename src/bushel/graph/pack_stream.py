@@ -82,7 +82,8 @@ class Features:
         self.paddings = self._match("padding_struct", node.padding_struct) or [None] * len(self.capacities)
         places = np.cumsum([0] + [len(trees.leaves(value)) for value in self.struct.values()]).tolist()
         self.numbered = {n: p for n, p in zip(self.struct, places) if n not in self.meta}  # those with segment ids
-        self._flat = tuple(self.struct) if len(self.capacities) == len(self.struct) else None
+        is_flat = all(trees.children(value) is None for value in self.struct.values())
+        self._flat = tuple(self.struct) if is_flat else None
 
     def _match(self, what: str, struct: Any) -> list[Any] | None:
         if struct is None:

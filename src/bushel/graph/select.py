@@ -58,7 +58,7 @@ def pick_by_epoch(epoch: np.ndarray, offset: np.ndarray, pick: Callable[[int, np
     if (epoch == first).all():
         return pick(first, offset)
     picked = np.empty_like(offset)
-    for number in np.unique(epoch).tolist():
+    for number in words.find_distinct(epoch)[0].tolist():
         here = epoch == number
         picked[here] = pick(number, offset[here])
     return picked

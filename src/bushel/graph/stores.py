@@ -40,31 +40,23 @@ Chunk = tuple[list[Any], list[State]]
 """Some elements of a stream, and the stream's state after each of them."""
 
 
-class Kept:
-    """All elements of a stream that was read to its end. One cursor uses it: it remembers the chunk that it has read.
+class Elements(abc.ABC):
+    """The first elements of a stream, or all of them, with the stream's state after each one.
 
-    Args:
-      read_chunk: reads a chunk, by its number and its checksum.
-      content: what `Recording.finish` has published.
-      index: the bytes of the file that holds this content.
+    One cursor uses it: it remembers the chunk that it has read.
     """
 
-    def __init__(self, read_chunk: Callable[[int, int], Chunk], content: Mapping[str, Any], index: bytes = b""):
-        self._read_chunk = read_chunk
-        self._checksums = [checksum for _, checksum in content["chunks"]]
-        self._edges = list(itertools.accumulate((size for size, _ in content["chunks"]), initial=0))
-        self._start: State = content["start"]
-        self._first = 0
-        """The number of the first element in `_open`."""
-        self._open: Chunk = [], []
-        self.index = index
-        self.end: State = content["end"]
-        """The stream's state once it has ended."""
-        self.skipped: Skipped = content["skipped"]
+    def __init__(self, start: State, skipped: Skipped):
+        self._start = start
+        self.skipped = skipped
         """The elements that failed and were skipped when the stream was read."""
 
-    def __len__(self) -> int:
-        return self._edges[-1]
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def _find(self, number: int) -> tuple[Any, State]:
+        """An element as it is kept, and the state after it. Raises DamagedFile."""
 
     def element(self, number: int) -> Any:
         """An element that belongs to the caller."""
@@ -74,13 +66,49 @@ class Kept:
         """The stream's state after `count` elements."""
         return self._find(count - 1)[1] if count else self._start
 
-    def _find(self, number: int) -> tuple[Any, State]:
-        if not 0 <= number - self._first < len(self._open[0]):
-            chunk = bisect.bisect_right(self._edges, number) - 1
-            self._open = self._read_chunk(chunk, self._checksums[chunk])
-            self._first = self._edges[chunk]
-        elements, states = self._open
+
+class _OpenChunk:
+    """Elements by their numbers, read a chunk at a time. The last chunk stays in memory."""
+
+    def __init__(self, read_chunk: Callable[[int, int], Chunk]):
+        self._read_chunk = read_chunk
+        self._first = 0
+        """The number of the first element in `_chunk`."""
+        self._chunk: Chunk = [], []
+
+    def find(self, number: int, edges: list[int], checksums: list[int]) -> tuple[Any, State]:
+        """Element `number` of the chunks that begin at these edges, and the state after it."""
+        if not 0 <= number - self._first < len(self._chunk[0]):
+            place = bisect.bisect_right(edges, number) - 1
+            self._chunk = self._read_chunk(place, checksums[place])
+            self._first = edges[place]
+        elements, states = self._chunk
         return elements[number - self._first], states[number - self._first]
+
+
+class Kept(Elements):
+    """All elements of a stream that was read to its end.
+
+    Args:
+      read_chunk: reads a chunk, by its number and its checksum.
+      content: what `Recording.finish` has published.
+      index: the bytes of the file that holds this content.
+    """
+
+    def __init__(self, read_chunk: Callable[[int, int], Chunk], content: Mapping[str, Any], index: bytes = b""):
+        super().__init__(content["start"], content["skipped"])
+        self._open = _OpenChunk(read_chunk)
+        self._checksums = [checksum for _, checksum in content["chunks"]]
+        self._edges = list(itertools.accumulate((size for size, _ in content["chunks"]), initial=0))
+        self.index = index
+        self.end: State = content["end"]
+        """The stream's state once it has ended."""
+
+    def __len__(self) -> int:
+        return self._edges[-1]
+
+    def _find(self, number: int) -> tuple[Any, State]:
+        return self._open.find(number, self._edges, self._checksums)
 
 
 class Chunks(abc.ABC):
@@ -103,45 +131,48 @@ class Chunks(abc.ABC):
         """Removes the chunks."""
 
 
-class Recording:
-    """The elements of a stream while it is read, from its start on. A chunk is written when it is large enough."""
+class Recording(Elements):
+    """The elements of a stream while it is read, from its start on. A chunk is written when it is large enough.
+
+    The cursor reads elements back from here where it goes back, so that they are not computed twice.
+    """
 
     def __init__(self, chunks: Chunks, start: State):
-        self._chunks, self._start = chunks, start
-        self._written: list[list[int]] = []
-        """For each chunk that was written, how many elements it has, and its checksum."""
-        self._elements: list[Any] = []
-        self._states: list[State] = []
+        super().__init__(start, {})
+        self._chunks = chunks
+        self._open = _OpenChunk(chunks.read)
+        self._checksums: list[int] = []
+        """Of the chunks that were written."""
+        self._edges = [0]
+        """Where the chunks that were written begin, and where the last of them ends."""
+        self._unwritten: list[tuple[Any, State]] = []
+        """The elements after these chunks, each with the state after it: one list, so that Ctrl-C cannot part them."""
         self._bytes = 0
-        """Of `_elements`, which are to be written."""
-        self._skipped: Skipped = {}
+        """Of the elements in `_unwritten`."""
+
+    def __len__(self) -> int:
+        return self._edges[-1] + len(self._unwritten)
+
+    def _find(self, number: int) -> tuple[Any, State]:
+        unwritten = number - self._edges[-1]
+        return self._unwritten[unwritten] if unwritten >= 0 else self._open.find(number, self._edges, self._checksums)
 
     def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
         """Keeps one more element, the state after it, and the elements that were skipped on the way to it."""
         self._record_skips(skipped)
-        self._elements.append(copy_value(element))
-        self._states.append(state)
+        self._unwritten.append((copy_value(element), state))
         self._bytes += sum(getattr(leaf, "nbytes", 64) for leaf in trees.leaves(element))
-        if self._bytes >= CHUNK_BYTES or len(self._elements) >= CHUNK_ELEMENTS:
+        if self._bytes >= CHUNK_BYTES or len(self._unwritten) >= CHUNK_ELEMENTS:
             self._write()
-
-    def shorten_to(self, count: int) -> None:
-        """Drops all but the first `count` elements."""
-        while self._count_written() > count:
-            _, checksum = self._written.pop()
-            elements, states = self._chunks.read(len(self._written), checksum)
-            self._elements, self._states = elements + self._elements, states + self._states
-        left = count - self._count_written()
-        del self._elements[left:], self._states[left:]
-        self._skipped = {place: skipped for place, skipped in self._skipped.items() if place < count}
 
     def finish(self, end: State, skipped: list[SkipNote]) -> None:
         """Publishes the recording: the stream has ended, and these elements were skipped after its last one."""
         self._record_skips(skipped)
-        if self._elements:
+        if self._unwritten:
             self._write()
-        content = {"chunks": self._written, "start": self._start, "end": end, "skipped": self._skipped}
-        self._chunks.publish(content)
+        sizes = (high - low for low, high in itertools.pairwise(self._edges))
+        chunks = [[size, checksum] for size, checksum in zip(sizes, self._checksums, strict=True)]
+        self._chunks.publish({"chunks": chunks, "start": self._start, "end": end, "skipped": self.skipped})
 
     def abandon(self) -> None:
         """Drops the recording."""
@@ -149,15 +180,14 @@ class Recording:
 
     def _record_skips(self, skipped: list[SkipNote]) -> None:
         if skipped:
-            self._skipped[self._count_written() + len(self._elements)] = list(skipped)
-
-    def _count_written(self) -> int:
-        return sum(size for size, _ in self._written)
+            self.skipped[len(self)] = list(skipped)
 
     def _write(self) -> None:
-        checksum = self._chunks.write(len(self._written), self._elements, self._states)
-        self._written.append([len(self._elements), checksum])
-        self._elements, self._states, self._bytes = [], [], 0
+        elements, states = (list(column) for column in zip(*self._unwritten, strict=True))
+        checksum = self._chunks.write(len(self._checksums), elements, states)
+        checksums, edges, unwritten = [*self._checksums, checksum], [*self._edges, len(self)], []
+        # One line without a call: Ctrl-C interrupts before it or after it, and the three always fit together.
+        self._checksums, self._edges, self._unwritten, self._bytes = checksums, edges, unwritten, 0
 
 
 class Store(abc.ABC):

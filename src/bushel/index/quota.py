@@ -219,7 +219,7 @@ class ToTheLast:
         epoch, place = words.split(positions, self.length, to=int(self._lengths.max()))
         run = np.searchsorted(self._starts, place, side="right") - 1
         which, index = np.empty_like(place), np.empty_like(place)
-        for number in np.unique(run).tolist():
+        for number in words.find_distinct(run)[0].tolist():
             here = np.flatnonzero(run == number)
             which[here], inside = self._mixtures[number].mixed(place[here] - self._starts[number])
             index[here] = inside + self._given[number][which[here]]

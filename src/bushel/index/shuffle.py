@@ -47,7 +47,7 @@ def shuffle(i: Any, *, length: int, seed: int) -> np.ndarray:
         shuffled = permute(position, length=length, seed=(seed + first) & _WORD)
         return shuffled + first * length if epoch.dtype != object else shuffled.astype(object) + first * length
     shuffled = np.empty_like(position)
-    for number in np.unique(epoch).tolist():
+    for number in words.find_distinct(epoch)[0].tolist():
         here = epoch == number
         shuffled[here] = permute(position[here], length=length, seed=(seed + number) & _WORD)
     return shuffled + epoch * length

@@ -111,7 +111,7 @@ def two_rounds() -> np.ndarray:
 
 @functools.cache
 def _two_rounds_as_numbers() -> array.array[int]:
-    return array.array("H", two_rounds().tolist())
+    return array.array("H", two_rounds().astype(np.uint16).tobytes())
 
 
 def split_keys(keys: Sequence[np.ndarray] | Sequence[int]) -> tuple:

@@ -43,6 +43,25 @@ def narrowed(i: np.ndarray) -> np.ndarray:
     return i if i.dtype != object else i.astype(np.int64)
 
 
+def find_distinct(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different numbers of an array in ascending order, and for each entry, in its shape, which of them it is.
+
+    As `np.unique`, which loads `numpy.ma` at its first call: 10 ms and more in the middle of an epoch.
+
+    >>> different, back = find_distinct(np.array([5, 0, 5]))
+    >>> different.tolist(), back.tolist()
+    ([0, 5], [1, 0, 1])
+    """
+    flat = numbers.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    in_order = flat[order]
+    starts = np.ones(len(flat), dtype=bool)
+    np.not_equal(in_order[1:], in_order[:-1], out=starts[1:])
+    back = np.empty(len(flat), dtype=np.intp)
+    back[order] = np.cumsum(starts) - 1
+    return in_order[starts], back.reshape(numbers.shape)
+
+
 def group(which: np.ndarray) -> dict[int, np.ndarray]:
     """For each number that is in `which`, in ascending order, the rows where it is, in order.
 

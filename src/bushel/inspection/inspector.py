@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bushel.base import redact
@@ -14,8 +14,10 @@ from bushel.sources import file_access, output_folders
 from bushel.sources.output_folders import join_path
 from bushel.sources.paths import Options, expand_path, is_url
 from bushel.sources.saved_elements import MANIFEST, Manifest
+from bushel.sources.shard_journals import final_name, is_staged
 from bushel.trajectory.episode_paths import Listing, explain_web_folder, file_exists, find_kind, is_web
 from bushel.view.paths import explain_folder
+from bushel.view.scripts import is_python_target, is_script, show_target
 from bushel.view.targets import as_dataset, load_target
 
 _STREAMS = {(".tfrecord.gz", ".tfrecords.gz"): "TFRecord, compressed", (".tar",): "WebDataset (tar)"}
@@ -26,16 +28,23 @@ _PARQUET = {(".parquet",): "Parquet"}
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".wav", ".flac", ".mp3", ".mp4")
 
 
-def inspect_target(target: str, *, options: Mapping[str, Any] | None = None, scan: bool = False) -> Facts:
+def inspect_target(
+    target: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    scan: bool = False,
+    arguments: Sequence[str] = (),
+) -> Facts:
     """What is in a file, a pattern, a folder, or a pipeline.
 
     Args:
       target: what `bushel inspect` takes: a path, a pattern or a URL, or a pipeline such as "train.py:make_dataset".
       options: options of the store that holds the files.
       scan: whether to read all of it. Otherwise metadata and a few records are read.
+      arguments: of the script that the target names.
     """
-    if is_python_target(target):
-        return inspect_pipeline(target)
+    if is_python_target(target) or is_script(target) or arguments:
+        return inspect_pipeline(load_target(target, arguments=arguments), show_target(target, arguments))
     path, given = expand_path(target), dict(options) if options else None
     facts = Facts(redact.show(path), "")
     kind = find_kind(path, given)
@@ -51,19 +60,10 @@ def inspect_target(target: str, *, options: Mapping[str, Any] | None = None, sca
     return _inspect_files(facts, files, given, scan)
 
 
-def is_python_target(target: str) -> bool:
-    """Whether a target names a Python object: `train.py:make_dataset`, `module:name`."""
-    place, colon, name = target.rpartition(":")
-    return bool(
-        colon and place and "//" not in name and name.replace(".", "").isidentifier() and not os.path.exists(target)
-    )
-
-
-def inspect_pipeline(target: Any, name: str = "") -> Facts:
+def inspect_pipeline(given: Any, name: str = "") -> Facts:
     """The steps of a pipeline. One element is read where shapes are not known otherwise."""
-    given = load_target(target) if isinstance(target, str) else target
     dataset = as_dataset(given)
-    facts = Facts(name or (target if isinstance(target, str) else type(target).__name__), "pipeline", unit="elements")
+    facts = Facts(name or type(given).__name__, "pipeline", unit="elements")
     described = dataset.describe() if hasattr(dataset, "describe") else show.describe(dataset._node)
     facts.steps = [dict(zip(("step", "length", "element"), step)) for step in described.steps]
     length = facts.steps[-1]["length"].replace(",", "")
@@ -135,12 +135,13 @@ def _find_files(path: str, options: Options | None) -> list[str]:
     if _find_format(path) is not None or not _is_folder(path, options):
         return file_access.find_files(path, options)
     folder = output_folders.open_folder(path, options)
-    names = [name for name in folder.names(deep=True) if not os.path.basename(name).startswith(".")]
+    there = file_access.resolve_shards(map(folder.path, folder.names(deep=True)), options)
+    names = [name for name in there if not os.path.basename(name).startswith(".") and not is_staged(name)]
     known = [name for name in names if _find_format(name) is not None]
     files = known or [name for name in names if name.lower().endswith(_IMAGES)]
     if not files:
         raise explain_folder(path, names)
-    return [folder.path(name) for name in files]
+    return [there[name] for name in sorted(files)]
 
 
 _KNOWN = {
@@ -153,7 +154,7 @@ _KNOWN = {
 
 def _find_format(path: str) -> str | None:
     """The format that the ending of a name stands for; shards such as "x.tfrecord-00000-of-00004" count, too."""
-    lowered = redact.remove_query(path).rstrip("/").lower()
+    lowered = final_name(redact.remove_query(path)).rstrip("/").lower()
     for ending in sorted(_KNOWN, key=len, reverse=True):
         base, dash, number = lowered.rpartition("-of-")
         shard = base.rpartition("-")[0] if dash and number.isdecimal() else lowered

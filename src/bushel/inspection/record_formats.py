@@ -17,6 +17,7 @@ from bushel.inspection.facts import Column, Facts, FileFacts, list_columns, name
 from bushel.sources import file_access
 from bushel.sources.checksums import check_checksums
 from bushel.sources.paths import Options
+from bushel.sources.source_by_path import TEXTS
 
 READ_ERRORS = (OSError, ValueError, EOFError, ArithmeticError, LookupError)
 """What reading a file may raise that is damaged, missing, or of another format than its name says.
@@ -41,7 +42,7 @@ FORMATS: dict[tuple[str, ...], tuple[str, Callable[[], Any]]] = {
     (".array_record", ".arrayrecord"): ("ArrayRecord", lambda: _load("array_record", "ArrayRecordDataSource")),
     (".tfrecord", ".tfrecords"): ("TFRecord", lambda: _load("tfrecord", "TFRecordDataSource")),
     (".bagz", ".bag"): ("Bagz", lambda: _load("bagz", "BagzDataSource")),
-    (".txt", ".jsonl", ".csv"): ("lines of text", lambda: _load("text_lines", "LineDataSource")),
+    TEXTS: ("lines of text", lambda: _load("text_lines", "LineDataSource")),
 }
 
 

@@ -8,10 +8,12 @@
 10
 """
 
+from bushel.base.install import install_command as _install_command
+
 try:
     import jax as _jax  # noqa: F401
 except ImportError as error:
-    raise ImportError("bushel.jit needs JAX: pip install 'bushel[jax]'") from error
+    raise ImportError(f"bushel.jit needs JAX: {_install_command('jax')}") from error
 
 from bushel.jit import cereal, datasets
 from bushel.jit.array_source import ArraySource, dataset_to_jax, mix

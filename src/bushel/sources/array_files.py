@@ -16,6 +16,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, TooLarge
+from bushel.base.install import install_command
 from bushel.sources import file_access, size_limits
 from bushel.sources.paths import Options, Path, expand_path, is_url
 
@@ -274,7 +275,7 @@ def _parse_dtype(name: str, kind: str) -> np.dtype[Any]:
             return np.dtype(getattr(ml_dtypes, _NEEDS_JAX[kind]))
         except (ImportError, AttributeError):
             raise ImportError(
-                f"The array {name!r} is of type {kind}, which needs ml_dtypes: pip install -U 'bushel[jax]' ml_dtypes"
+                f"The array {name!r} is of type {kind}, which needs ml_dtypes: {install_command('jax')} -U ml_dtypes"
             ) from None
     if kind not in _DTYPES:
         raise _Unreadable(f"has an array {name!r} of the unsupported type {kind}. Name the other arrays.")

@@ -5,6 +5,7 @@ The layout of the bytes is in `riegeli.py`. The `array_record` package writes su
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import DamagedFile, TooLarge
+from bushel.index import words
 from bushel.sources import highway_hash, varints
 from bushel.sources.local_files import LARGE_BYTES, File
 from bushel.sources.paths import Options
@@ -83,6 +85,13 @@ class ArrayRecordDataSource(RecordSource):
         self._verify_again = verify is not None
         super().__init__(paths, storage_options)
 
+    def repr_in_grain(self) -> str:
+        """The repr of Grain's source of these files, which Grain's DataLoader compares in states."""
+        if type(self).__repr__ is not ArrayRecordDataSource.__repr__:
+            return repr(self)  # a subclass has a repr of its own, in Grain too
+        paths = hashlib.sha1("".join(self._paths).encode("utf-8", "surrogateescape"), usedforsecurity=False)
+        return f"ArrayRecordDataSource(hash_of_paths={paths.hexdigest()})"
+
     def _make_reader(self, file: File) -> RecordReader:
         return _ArrayRecordFile(file, self._verify, self._verify_again or file.costs_round_trip)
 
@@ -124,7 +133,7 @@ class _ArrayRecordFile(RecordReader):
             data = self._iterate_chunks(positions)
             return [self._decode_single(chunk, part) for chunk, part in zip(positions.tolist(), data)]
         positions = checks.positions(positions, self.count)
-        wanted, back = np.unique(self._firsts.searchsorted(positions, "right") - 1, return_inverse=True)
+        wanted, back = words.find_distinct(self._firsts.searchsorted(positions, "right") - 1)
         parts = [self._decode_records(chunk, data) for chunk, data in zip(wanted.tolist(), self._read_chunks(wanted))]
         within = (positions - self._firsts[wanted[back]]).tolist()
         return [parts[chunk][place] for chunk, place in zip(back.tolist(), within)]

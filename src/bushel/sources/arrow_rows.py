@@ -27,6 +27,7 @@ class ArrowRows:
         self._columns: dict[str, Any] = {}
         self._numbers = True
         for name, column in zip(table.schema.names, table.columns):
+            column = to_storage(column)
             if hasattr(column, "combine_chunks"):
                 column = column.combine_chunks()
             column = _make_takeable(column, name, path)
@@ -57,6 +58,35 @@ class ArrowRows:
         ]
         names = tuple(self._columns)
         return [dict(zip(names, values)) for values in zip(*parts)]
+
+
+def to_storage(column: Any) -> Any:
+    """A column without extension types that a Python package has registered: the plain values that lie in the file.
+
+    `import datasets` registers such types, for arrays of two or more dimensions. What a file holds must not depend on
+    which packages the program has imported. The extension types of pyarrow itself stay as they are.
+    """
+    plain = get_storage_type(column.type)
+    return column if plain == column.type else column.cast(plain)
+
+
+def get_storage_type(kind: Any) -> Any:
+    """The type of `to_storage` of a column of this type."""
+    arrow = import_package("pyarrow", "parquet", "Parquet and Arrow files")
+    types = arrow.types
+    if isinstance(kind, arrow.ExtensionType):
+        return get_storage_type(kind.storage_type)
+    if types.is_struct(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        return arrow.struct([field.with_type(get_storage_type(field.type)) for field in fields])
+    if types.is_map(kind):
+        return arrow.map_(get_storage_type(kind.key_type), get_storage_type(kind.item_type), kind.keys_sorted)
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return kind
+    inner = kind.value_field.with_type(get_storage_type(kind.value_type))
+    if types.is_fixed_size_list(kind):
+        return arrow.list_(inner, kind.list_size)
+    return arrow.large_list(inner) if types.is_large_list(kind) else arrow.list_(inner)
 
 
 def _make_takeable(column: Any, name: str, path: str) -> Any:

@@ -17,6 +17,7 @@ from bushel.sources.local_files import File, LocalFile, read_each
 from bushel.sources.mapped_reads import MappedReads
 from bushel.sources.paths import Options
 from bushel.sources.record_files import RecordReader, RecordSource, copy_records
+from bushel.sources.shard_journals import final_name
 
 _WORTH_MAPPING = 8  # fewer records are read, not copied from mapped memory
 _SHARDED = re.compile(r"(.*)@(\d+|\*)(\.[^./]*)?")
@@ -54,7 +55,9 @@ class BagzDataSource(RecordSource):
 
     def _make_reader(self, file: File) -> RecordReader:
         compressed = (
-            redact.remove_query(file.address).endswith(".bagz") if self._compressed is None else self._compressed
+            final_name(redact.remove_query(file.address)).endswith(".bagz")
+            if self._compressed is None
+            else self._compressed
         )
         if not self._separate:
             return _BagFile(file, file, compressed)
@@ -86,7 +89,7 @@ def expand_shards(paths: Any, options: Options | None) -> Any:
 
 def _count_shards(path: str, pattern: str, options: Options | None) -> int:
     """The number of shards of a set, from the names of its files. A missing shard then causes an error."""
-    shards = [_SHARD.fullmatch(name) for name in file_access.find_files(pattern, options)]
+    shards = [_SHARD.fullmatch(final_name(name)) for name in file_access.find_files(pattern, options)]
     counts = sorted({int(shard.group(1)) for shard in shards if shard})
     if len(counts) != 1:
         raise ValueError(

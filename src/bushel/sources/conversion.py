@@ -5,10 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import hashlib
 import importlib
+import json
 import os
 import re
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -18,7 +19,16 @@ import numpy as np
 from bushel.base import checks, redact
 from bushel.base.errors import DamagedFile, writing
 from bushel.base.progress import Progress, Shown
-from bushel.sources import bagz, conversion_workers, file_access, output_folders, record_files, record_writers
+from bushel.sources import (
+    bagz,
+    conversion_workers,
+    file_access,
+    output_folders,
+    record_files,
+    record_writers,
+    shard_journals,
+    shard_switch,
+)
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.bagz import BagzDataSource
 from bushel.sources.output_folders import Folder
@@ -31,7 +41,7 @@ from bushel.sources.tfrecord_stream import TFRecordStream
 _AT_ONCE = 512
 _AT_ONCE_BYTES = 16 << 20
 _FILES_AT_ONCE = 16
-_ENDING = re.compile(r"\.([a-z_0-9]+)(?:-\d+-of-\d+)?(\.gz)?$")
+_ENDING = re.compile(r"\.([a-z_0-9]+)(?:-\d+-of-\d+)?(\.gz|\.zst|\.bz2|\.xz)?$")
 _SAME = {"tfrecords": "tfrecord", "tfrec": "tfrecord"}
 _WRITERS: dict[str, tuple[Callable[[str, bool], record_writers.Writer], bool]] = {
     "array_record": (record_writers.ArrayRecordWriter, True),
@@ -270,41 +280,68 @@ def convert(
     for name in names:
         if os.path.isdir(folder.path(name)):
             raise IsADirectoryError(f"{folder.path(name)} is a folder, which a file cannot replace. Remove it first.")
-        if not overwrite and folder.exists(name):
-            raise FileExistsError(
-                f"{folder.shown(name)} exists already. Pass overwrite=True (--overwrite) to replace it."
-            )
+
+    def check_old(old: list[str]) -> None:
+        if old and not overwrite:
+            raise _exists_error(folder, names, old)
+
+    interrupted = shard_switch.read_journal(folder, text)
+    if interrupted is None:
+        check_old(shard_switch.find_shards(folder, text, names))
     ranges = _count_sources(found, reading)
+    identity = _identify(ranges, reading, names)
+    made = [folder.path(name) for name in names]
+    if interrupted is not None:
+        shard_switch.finish(folder, text)
+        if interrupted.identity == identity:  # an earlier run of the same command was killed after it had done the work
+            return made
+        check_old(shard_switch.find_shards(folder, text, names))
     total = sum(piece.high - piece.low for piece in ranges)
     bounds = np.linspace(0, total, count + 1).astype(int).tolist()
-    mark = f".{os.getpid()}-{threading.get_ident()}.part"
-    try:
-        with folder.drafting():
-            parts = [
-                _Part(reading, tuple(_split_pieces(ranges, low, high)), folder, name + mark, kind, verify)
-                for name, low, high in zip(names, bounds, bounds[1:])
-            ]
-            with Progress(f"converting to {redact.base_name(text)}", total, unit="records", shown=progress) as bar:
-                _run_parts(parts, workers, bar, run_all)
-            if missing := [part.shown for part in parts if not folder.exists(part.name)]:
-                raise FileNotFoundError(
-                    f"{missing[0]} was written, but this process cannot see it. If other machines wrote it, the target "
-                    "must lie in a store, or on a disk that all machines share."
-                )
-        for name in names:  # only when all files are complete
-            folder.rename(name + mark, name)
-    except BaseException:
-        with contextlib.suppress(OSError):  # the first error is reported, not one of the clean-up
-            folder.remove(name + mark for name in names)
-        raise
-    return [folder.path(name) for name in names]
+    mark = shard_journals.make_mark()
+    with shard_switch.discarding(folder, names, mark), folder.drafting():
+        parts = [
+            _Part(reading, tuple(_split_pieces(ranges, low, high)), folder, name + mark, kind, verify)
+            for name, low, high in zip(names, bounds, bounds[1:])
+        ]
+        with Progress(f"converting to {redact.base_name(text)}", total, unit="records", shown=progress) as bar:
+            _run_parts(parts, workers, bar, run_all)
+        if missing := [part.shown for part in parts if not folder.exists(part.name)]:
+            raise FileNotFoundError(
+                f"{missing[0]} was written, but this process cannot see it. If other machines wrote it, the target "
+                "must lie in a store, or on a disk that all machines share."
+            )
+    shard_switch.replace(folder, text, names, mark, identity, check_old)  # only when all files are complete
+    return made
+
+
+def _exists_error(folder: Folder, names: list[str], old: list[str]) -> FileExistsError:
+    same = [name for name in old if name in names]
+    if same:
+        return FileExistsError(
+            f"{folder.shown(same[0])} exists already. Pass overwrite=True (--overwrite) to replace it."
+        )
+    return FileExistsError(
+        f"{folder.shown(old[0])} exists already: one of {len(old)} files of an earlier conversion to another number of "
+        "shards. A pattern would find both. Pass overwrite=True (--overwrite) to replace them, or choose another name."
+    )
+
+
+def _identify(ranges: list[_Piece], reading: _Reading, names: list[str]) -> str:
+    """A digest of what a conversion reads and writes."""
+    pieces = [[piece.version, piece.low, piece.high] for piece in ranges]
+    content = json.dumps([reading.kind, reading.round_floats, names, pieces], default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _format_of_name(path: str) -> str | None:
-    """The format that the ending of a name stands for, or None. Only TFRecord files may be compressed as a whole."""
-    ending = _ENDING.search(redact.remove_query(path))
-    kind = _SAME.get(ending.group(1), ending.group(1)) if ending else None
-    return None if ending and ending.group(2) and kind != "tfrecord" else kind
+    """The format that a name's ending stands for, or None. Only text and TFRecord files may be compressed whole."""
+    ending = _ENDING.search(shard_journals.final_name(redact.remove_query(path)))
+    if ending is None:
+        return None
+    kind = _SAME.get(ending.group(1), ending.group(1))
+    compressed = {None: True, ".gz": kind in ("tfrecord", "jsonl", "txt")}
+    return kind if compressed.get(ending.group(2), kind in ("jsonl", "txt")) else None
 
 
 def _format_of_sources(paths: list[str], given: str | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.install import install_command
 from bushel.sources.optional_packages import import_package
 
 Checksum = Callable[[Any], int]
@@ -45,7 +46,7 @@ def decide_verify(verify: bool | None) -> bool:
         _warned = True
         warnings.warn(
             "TFRecord files are read without comparing their checksums, so damage may go unnoticed: no package that "
-            "computes CRC32C is installed. Install one: pip install 'bushel[tfrecord]'. "
+            f"computes CRC32C is installed. Install one: {install_command('tfrecord')}. "
             "With verify=False there is no warning.",
             stacklevel=3,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.install import install_command
 from bushel.sources import size_limits, varints
 from bushel.sources.handle_pool import HandlePool
 from bushel.sources.optional_packages import import_package
@@ -140,7 +141,7 @@ def decompress_brotli(data: bytes | memoryview, size: int) -> bytes:
             if decompressor.is_finished():
                 break
     except TypeError as error:
-        raise ImportError("Files compressed with Brotli need brotli 1.2: pip install 'bushel[brotli]'") from error
+        raise ImportError(f"Files compressed with Brotli need brotli 1.2: {install_command('brotli')}") from error
     if left <= 0:
         raise ValueError(f"it has more than the stated {size} bytes")
     if not decompressor.is_finished():

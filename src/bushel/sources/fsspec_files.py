@@ -14,6 +14,7 @@ from bushel.base.errors import DamagedFile
 from bushel.sources.local_files import File, changed_error
 from bushel.sources.optional_packages import import_package
 from bushel.sources.range_requests import merge_ranges, scatter
+from bushel.sources.shard_journals import final_name
 
 T = TypeVar("T")
 
@@ -70,13 +71,12 @@ def call_with_retries(call: Callable[[], T], url: str, settings: dict[str, Any],
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
-def missing_file_error(name: str, deed: str) -> FileNotFoundError:
+def missing_file_error(name: str, deed: str, why: str | None = None) -> FileNotFoundError:
     """The error to raise for a file that does not exist, or that cannot be written without its bucket."""
-    if deed == "read":
-        return FileNotFoundError(f"{name} does not exist.")
-    return FileNotFoundError(
-        f"{name} could not be {deed}: the bucket or folder does not exist. Create it first, or correct the address."
-    )
+    if deed == "read" and why is None:
+        return FileNotFoundError(f"{name} does not exist. Correct the address: the file or its bucket is missing.")
+    why = "the bucket or folder does not exist" if why is None else why
+    return FileNotFoundError(f"{name} could not be {deed}: {why}. Create it first, or correct the address.")
 
 
 def _explain_failure(failure: Exception, name: str, secrets: list[str], deed: str) -> BaseException:
@@ -144,7 +144,7 @@ class DriverFile(File):
     costs_round_trip = True
 
     def __init__(self, url: str, settings: dict[str, Any]):
-        self.name, self.address = redact.show(url), url
+        self.name, self.address = redact.show(final_name(url)), url
         self._settings = settings
         self._system, self._path = connect(url, settings)
         self.size, self._tag = self._read_facts()
@@ -193,7 +193,7 @@ class DriverFile(File):
         scatter(self.read(start, sum(map(len, buffers))), buffers)
 
     def version(self) -> list[Any]:
-        return [redact.object_name(self.address), self.size, self._tag]
+        return [redact.object_name(final_name(self.address)), self.size, self._tag]
 
 
 def first_line(error: BaseException) -> str:

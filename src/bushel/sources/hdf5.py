@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
+from bushel.index import words
 from bushel.sources import file_access
 from bushel.sources.array_stores import ArrayFormat, ArraySource
 from bushel.sources.local_files import as_stream, changed_error
@@ -117,7 +118,7 @@ class HDF5Format(ArrayFormat):
     def read_rows(self, array: Any, positions: np.ndarray) -> np.ndarray:
         if not len(positions):
             return array[:0]
-        wanted, back = np.unique(positions, return_inverse=True)  # h5py needs increasing positions, each once
+        wanted, back = words.find_distinct(positions)  # h5py needs increasing positions, each once
         low, high = int(wanted[0]), int(wanted[-1]) + 1
         # One read of a range is much cheaper than a read of single rows, even if some rows of the range are dropped.
         part = array[low:high][wanted - low] if high - low <= 2 * len(wanted) else array[wanted]

@@ -13,6 +13,7 @@ import numpy as np
 
 from bushel.base import blocks, redact
 from bushel.base.blocks import Block, Columns
+from bushel.sources.shard_journals import final_name
 
 
 class Reopened(abc.ABC):
@@ -62,7 +63,7 @@ def name_files(paths: list[str]) -> str:
     'a.bagz and 1 more'
     """
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return f"{redact.base_name(paths[0])}{more}"
+    return f"{redact.base_name(final_name(paths[0]))}{more}"
 
 
 def find_part(position: int, ends: np.ndarray) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import numpy as np
 from bushel.base import checks, redact
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile
+from bushel.index import words
 from bushel.sources.arrow_rows import ArrowRows
 from bushel.sources.joined_stores import JoinedStores, Store, find_stores
 from bushel.sources.optional_packages import import_package
@@ -114,7 +115,7 @@ class LanceStore(Store):
         places = checks.positions(indices, self._length)
         if not len(places):
             return []
-        wanted, back = np.unique(places, return_inverse=True)
+        wanted, back = words.find_distinct(places)
         return self._read_rows(wanted.tolist()).take(back)
 
     def _read_rows(self, places: list[int]) -> ArrowRows:

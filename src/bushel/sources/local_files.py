@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
+from bushel.sources.shard_journals import final_name
 
 _OPEN_AT_ONCE = 256
 _BUFFERS_AT_ONCE = 512  # of one call of preadv; every system accepts at least 1024
@@ -27,7 +28,8 @@ class File(abc.ABC):
     """An open file or object of a store. Any thread may read any range of it."""
 
     name: str
-    """The name that messages show. It contains no secrets."""
+    """The name that messages and versions show: the final one, also if the file still has a temporary name. It contains
+    no secrets."""
     address: str
     """The path or URL that was opened. It may contain secrets, so no message shows it."""
     size: int
@@ -70,6 +72,15 @@ def changed_error(name: str, was: list[Any], now: list[Any]) -> DamagedFile:
     )
 
 
+def find_version(path: str) -> list[Any] | None:
+    """The present version of a file of this machine, as `LocalFile.version` has it; None if it does not exist."""
+    try:
+        facts = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return [os.path.basename(final_name(path)), facts.st_size, facts.st_mtime_ns]
+
+
 class _Descriptor:
     """An open file descriptor. It is closed when the last reader drops its reference, never in the middle of a read."""
 
@@ -97,7 +108,7 @@ class LocalFile(File):
     _lock = threading.Lock()
 
     def __init__(self, path: str, name: str | None = None):
-        self.name, self.address, self._path = name or path, path, path
+        self.name, self.address, self._path = name or final_name(path), path, path
         kind = os.stat(path).st_mode
         if stat.S_ISDIR(kind):
             raise IsADirectoryError(f"{path} is a folder, not a file. Name the files in it, for example {path}/*.")

@@ -1,7 +1,7 @@
 """Files behind URLs: S3, GCS, Azure and HTTP through obstore; every other store through `fsspec_files.py`.
 
 Many ranges are requested at once, and ranges near each other become one request. obstore repeats failed requests with
-growing pauses. It does not repeat a response whose body ends early, so this module does.
+growing pauses. It does not repeat all of them, so this module does. `store_errors.py` explains failures.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import queue
 import re
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -21,13 +22,14 @@ import numpy as np
 
 from bushel.base import checks, redact
 from bushel.base.ending_threads import start_thread
-from bushel.sources import disk_copies, fsspec_files
-from bushel.sources.fsspec_files import DriverFile, first_line, missing_file_error
+from bushel.sources import disk_copies, fsspec_files, store_errors
+from bushel.sources.fsspec_files import DriverFile, first_line
 from bushel.sources.local_files import File, changed_error
 from bushel.sources.optional_packages import import_package
 from bushel.sources.paths import Options, expand_path, is_url
 from bushel.sources.range_requests import merge_ranges, scatter
 from bushel.sources.request_threads import get_threads
+from bushel.sources.shard_journals import final_name
 
 T = TypeVar("T")
 
@@ -98,10 +100,12 @@ def list_urls(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
     store = _get_store(root, _freeze_options(settings))
     if deep:
         entries = request_with_retries(
-            lambda: [entry for page in store.list(prefix=folder) for entry in page], prefix, settings
+            lambda: [entry for page in store.list(prefix=folder) for entry in page], prefix, settings, "listed"
         )
     else:
-        entries = request_with_retries(lambda: store.list_with_delimiter(prefix=folder)["objects"], prefix, settings)
+        entries = request_with_retries(
+            lambda: store.list_with_delimiter(prefix=folder)["objects"], prefix, settings, "listed"
+        )
     return [f"{root}/{entry['path']}" for entry in entries]
 
 
@@ -195,41 +199,23 @@ def _make_store(root: str, frozen: str, environment: tuple[tuple[str, str], ...]
         raise ValueError(f"{redact.show(root)} cannot be opened with these options: {why}") from None
 
 
-_TRIES = 3
-
-
 def request_with_retries(request: Callable[[], T], url: str, settings: dict[str, Any], deed: str = "read") -> T:
-    """The result of a request. If the body of the response ends early, the request is repeated, at most twice.
+    """The result of a request. If the connection breaks, the request is repeated, with growing pauses.
 
-    `deed` is the verb of the error messages: "read", "written" or "removed".
+    obstore repeats most requests itself. It does not repeat those that may have been done, or whose answer ends early:
+    this function repeats them, so `request` must be one that can be done twice. `deed` is the verb of the error
+    messages: "read", "listed", "written" or "removed".
     """
-    for attempt in range(_TRIES):
+    pause_s, retries = 0.1, settings.get("retries", _RETRIES)
+    for attempt in range(retries + 1):
         answer, failure = _call_interruptibly(request)
         if failure is None:
             return answer
-        if attempt + 1 == _TRIES or "decoding response body" not in str(failure):
-            raise _explain_failure(failure, redact.show(url), redact.secrets_of(url, settings), deed)
+        if attempt == retries or not store_errors.is_worth_repeating(failure):
+            raise store_errors.explain_failure(failure, redact.show(url), redact.secrets_of(url, settings), deed)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     raise AssertionError("unreachable")
-
-
-def _explain_failure(failure: BaseException, name: str, secrets: list[str], deed: str) -> BaseException:
-    """The error to raise in place of an error of obstore, without the secrets that its text may contain."""
-    if not isinstance(failure, Exception):
-        return failure
-    if isinstance(failure, FileNotFoundError) or "<Code>NoSuchBucket</Code>" in str(failure):
-        return missing_file_error(name, deed)
-    cause = redact.scrub(failure, secrets)
-    why = first_line(cause)
-    if type(failure).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
-        return PermissionError(f"{name} may not be {deed}: {why}")
-    if "empty path segment" in why:
-        return ValueError(
-            f"{name}: {why}. Objects with an empty part (//) in their names can be neither read nor listed. Rename "
-            "them, or name a folder without such objects."
-        )
-    error = OSError(f"{name} could not be {deed}: {why}")
-    error.__cause__ = cause
-    return error
 
 
 class _Requests:
@@ -297,7 +283,7 @@ class _Object(File):
     costs_round_trip = True
 
     def __init__(self, url: str, settings: dict[str, Any]):
-        self.name, self.address = redact.show(url), url
+        self.name, self.address = redact.show(final_name(url)), url
         self._settings = settings
         root, self._key = _split_url(url)
         if not self._key.strip("/") and not url.startswith(_WEB):
@@ -385,7 +371,7 @@ class _Object(File):
         pass  # every read compares the version
 
     def version(self) -> list[Any]:
-        return [redact.object_name(self.address), self.size, next(iter(self._tags.values()), None)]
+        return [redact.object_name(final_name(self.address)), self.size, next(iter(self._tags.values()), None)]
 
 
 def _read_tags(meta: Any) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from bushel.base.install import install_command
+
 
 def import_package(name: str, extra: str, why: str) -> ModuleType:
     """Imports the module `name`. If it is missing, the error contains the `pip install` command.
@@ -21,4 +23,4 @@ def import_package(name: str, extra: str, why: str) -> ModuleType:
             name,
         ):  # the package is installed, but something that it imports is not
             raise
-        raise ImportError(f"{why} need the package {root!r}: pip install 'bushel[{extra}]'", name=name) from error
+        raise ImportError(f"{why} need the package {root!r}: {install_command(extra)}", name=name) from error

@@ -108,6 +108,13 @@ class Folder(abc.ABC):
         """Renames a file. A file that already has the new name is replaced."""
 
     @abc.abstractmethod
+    def sync(self, name: str) -> None:
+        """Waits until the content of a file, or the names in the folder if `name` is empty, would survive a power cut.
+
+        A store answers only when this is so. There this does nothing.
+        """
+
+    @abc.abstractmethod
     def locked(self, name: str, waiting: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
         """On disk, only one process at a time is in the block. A store has no locks, so there this does nothing.
 
@@ -208,7 +215,7 @@ class _LocalFolder(Folder):
 
     def names(self, under: str = "", *, deep: bool = False) -> list[str]:
         found: list[str] = []
-        for above, folders, files in os.walk(self.path(under)):
+        for above, folders, files in os.walk(self.path(under) or "."):
             found += [os.path.relpath(os.path.join(above, name), self.address or ".") for name in files]
             if not deep:
                 folders.clear()
@@ -223,6 +230,17 @@ class _LocalFolder(Folder):
         sealed.sync(self.path(name))
         os.replace(self.path(name), self.path(target))
 
+    def sync(self, name: str) -> None:
+        if name:
+            sealed.sync(self.path(name))
+            return
+        descriptor = os.open(self.address or ".", os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # some file systems cannot do this with folders
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
     @contextlib.contextmanager
     def locked(self, name: str, waiting: Callable[[], None]) -> Iterator[None]:
         self._make_parent(name)
@@ -233,6 +251,8 @@ class _LocalFolder(Folder):
             except BlockingIOError:
                 waiting()
                 fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:
+                pass  # this file system has no locks
             yield
             with contextlib.suppress(
                 FileNotFoundError
@@ -295,7 +315,7 @@ class _StoreFolder(Folder):
             raise
 
     def read(self, name: str) -> bytes:
-        file = file_access.open_file(self.path(name), self.options)
+        file = file_access.open_exactly(self.path(name), self.options)
         return file.read(0, file.size)
 
     def read_array(self, name: str, *, verify: bool) -> np.ndarray:
@@ -303,7 +323,7 @@ class _StoreFolder(Folder):
 
     def exists(self, name: str) -> bool:
         try:
-            file_access.open_file(self.path(name), self.options)
+            file_access.open_exactly(self.path(name), self.options)
         except (FileNotFoundError, IsADirectoryError):
             return False
         return True
@@ -327,6 +347,9 @@ class _StoreFolder(Folder):
         from bushel.sources import uploads
 
         uploads.rename(self.path(name), self.path(target), self.options)
+
+    def sync(self, name: str) -> None:
+        pass
 
     @contextlib.contextmanager
     def locked(self, name: str, waiting: Callable[[], None]) -> Iterator[None]:

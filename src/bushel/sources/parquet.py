@@ -14,7 +14,7 @@ import numpy as np
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.sources import file_access
-from bushel.sources.arrow_rows import to_array
+from bushel.sources.arrow_rows import to_array, to_storage
 from bushel.sources.handle_pool import HandlePool
 from bushel.sources.local_files import File, as_stream
 from bushel.sources.optional_packages import import_package
@@ -30,7 +30,7 @@ _DECRYPT = "Pass decryption_properties to `ParquetIterDataset`, choose other col
 def open_parquet(file: File, settings: dict[str, Any]) -> Any:
     """Opens a `pyarrow.parquet.ParquetFile`. Pages with checksums are compared with them."""
     parquet = import_package("pyarrow.parquet", "parquet", "Parquet files")
-    place = as_stream(file) if is_url(file.name) else file.name
+    place = as_stream(file) if is_url(file.name) else file.address
     try:
         found = parquet.ParquetFile(place, **{"page_checksum_verification": True, **settings})
     except PermissionError:
@@ -180,7 +180,9 @@ class ParquetReader(SequentialReader):
             return []
         if self._read != self._group:
             table = read_group(self._file, redact.show(self._stream.path), self._group, self._stream.columns)
-            self._columns = {name: to_array(column) for name, column in zip(table.schema.names, table.columns)}
+            self._columns = {
+                name: to_array(to_storage(column)) for name, column in zip(table.schema.names, table.columns)
+            }
             self._read = self._group
         names = tuple(self._columns)
         low, high = self._row, min(self._row + count, self._part_lengths[self._group])

@@ -9,6 +9,7 @@ import numpy as np
 
 from bushel.base.errors import DamagedFile
 from bushel.sources import file_access
+from bushel.sources.arrow_rows import get_storage_type, to_storage
 from bushel.sources.optional_packages import import_package
 from bushel.sources.parquet import get_group_lengths, open_parquet, read_group
 from bushel.sources.paths import Options
@@ -33,7 +34,7 @@ class ParquetRecords:
         schema = self._file.schema_arrow
         self._ends = np.cumsum(get_group_lengths(self._file), dtype=int)
         self._dtypes = {field.name: self._choose_dtype(field) for field in schema}
-        self._bare = self._dtypes == {"record": object} and not _is_list(schema.types[0])
+        self._bare = self._dtypes == {"record": object} and not _is_list(get_storage_type(schema.types[0]))
 
     def count(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -42,7 +43,8 @@ class ParquetRecords:
         """The records from `low` to `high` - 1, in blocks."""
         first, last = self._ends.searchsorted([low, high - 1], "right").tolist()
         for number in range(first, last + 1) if low < high else ():
-            table = read_group(self._file, self._path, number, None)
+            found = read_group(self._file, self._path, number, None)
+            table = found.from_arrays([to_storage(column) for column in found.columns], names=found.schema.names)
             end = int(self._ends[number])
             if table.num_rows != end - (begin := int(self._ends[number - 1]) if number else 0):
                 raise DamagedFile(
@@ -68,7 +70,8 @@ class ParquetRecords:
     def _choose_dtype(self, field: Any) -> Any:
         """The type of a column in a `tf.train.Example`: int64, float32, or object for bytes and text."""
         types = import_package("pyarrow", "parquet", "Parquet files").types
-        kind = field.type.value_type if _is_list(field.type) else field.type
+        plain = get_storage_type(field.type)
+        kind = plain.value_type if _is_list(plain) else plain
         kind = kind.value_type if types.is_dictionary(kind) else kind
         if types.is_integer(kind) or types.is_boolean(kind):
             return np.int64
@@ -79,7 +82,7 @@ class ParquetRecords:
             return object
         raise self._refusal_error(
             field.name,
-            f"is of type {field.type}, but a tf.train.Example holds only numbers, bytes, text and lists of these. Cast "
+            f"is of type {plain}, but a tf.train.Example holds only numbers, bytes, text and lists of these. Cast "
             "the column with pyarrow, or leave it out, and convert that file",
         )
 

@@ -75,6 +75,7 @@ class RecordSource(JoinedFiles):
         self.costs_round_trip = any(map(is_url, self._paths)) and "cache_dir" not in self._options
         self._forget_open()
         counts = self._count_records()
+        file_access.check_together(self._paths, [self._versions[number] for number in range(len(self._paths))])
         bounds = [resolve_shard(shard, count) for shard, count in zip(self._shards, counts)]
         self._totals = counts  # what each file held when the source was made
         self._starts = np.array([start for start, _ in bounds], np.int64)
@@ -236,9 +237,10 @@ def parse_shards(paths: Any, options: Options | None) -> list[Shard]:
     found: list[Shard] = []
     for path in paths:
         if _is_instruction(path):
-            found.append((os.fspath(path.filename), int(path.skip), int(path.skip) + int(path.take)))
+            name = file_access.find_shard(os.fspath(path.filename))
+            found.append((name, int(path.skip), int(path.skip) + int(path.take)))
         elif isinstance(path, (str, os.PathLike)) and (part := _SLICE.fullmatch(os.fspath(path))):
-            found.append((part.group(1), int(part.group(2)), int(part.group(3))))
+            found.append((file_access.find_shard(part.group(1)), int(part.group(2)), int(part.group(3))))
         else:
             found += [(match, 0, None) for match in file_access.find_files([path], options)]
     if not found:

@@ -25,8 +25,8 @@ class Limits:
     """The most memory that one record, image or array may take. Raise a limit only for files that you trust.
 
     Attributes:
-      record_bytes: the size of a record after decompression, of a chunk of records that are compressed together, or of
-        the samples of a sound. 1 GiB by default.
+      record_bytes: the size of a record after decompression, of a chunk of records that are compressed together, of a
+        compressed text file, or of the samples of a sound. 1 GiB by default.
       image_pixels: height times width of an image. 2**27 (134 million) by default; an RGB pixel takes 3 bytes.
       array_bytes: the size of an array in a compressed `.npz` file. 16 GiB by default.
 

@@ -8,10 +8,13 @@ import re
 from typing import Any
 
 from bushel.base import redact
-from bushel.sources import file_access
+from bushel.sources import compressed_files, file_access
 from bushel.sources.memory_sources import ArrayDataSource
 from bushel.sources.output_folders import join_path
 from bushel.sources.saved_elements import MANIFEST, SavedDataSource
+
+TEXTS = tuple(text + end for text in (".txt", ".jsonl", ".csv") for end in ("", *compressed_files.ENDINGS))
+"""The endings of text files, plain and compressed."""
 
 _BY_ENDING = {
     (".array_record", ".arrayrecord"): ("array_record", "ArrayRecordDataSource"),
@@ -22,7 +25,7 @@ _BY_ENDING = {
     (".h5", ".hdf5"): ("hdf5", "HDF5DataSource"),
     (".zarr",): ("zarr", "ZarrDataSource"),
     (".lance",): ("lance", "LanceDataSource"),
-    (".txt", ".jsonl", ".csv"): ("text_lines", "LineDataSource"),
+    TEXTS: ("text_lines", "LineDataSource"),
 }
 _ARRAYS = (".npy", ".npz", ".safetensors")
 _SHARD = re.compile(r"-[\d?*]+(-of-[\d?*]+)?$")

@@ -56,6 +56,7 @@ class TableSource(JoinedFiles):
         self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
         self._forget_open()
         lengths = [self._part_lengths(number) for number in range(len(self._paths))]
+        file_access.check_together(self._paths, [self._versions[number] for number in range(len(self._paths))])
         self._parts = [(number, part) for number, parts in enumerate(lengths) for part in range(len(parts))]
         self._ends = np.cumsum([length for parts in lengths for length in parts], dtype=np.int64)
         self._length = int(self._ends[-1]) if len(self._ends) else 0

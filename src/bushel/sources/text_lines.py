@@ -8,6 +8,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.progress import Progress
+from bushel.sources.compressed_files import decompress_file
 from bushel.sources.local_files import File
 from bushel.sources.paths import Options
 from bushel.sources.record_files import RecordReader, RecordSource, copy_records
@@ -17,6 +18,9 @@ _WINDOW = 8 << 20
 
 class LineDataSource(RecordSource):
     r"""Lines of text files as bytes, without line ends, at any position. The files are read once when it is made.
+
+    Files that are compressed with gzip, zstd, bzip2 or xz are recognised by their content, not by their name. They are
+    decompressed into memory, in each process that reads them, up to the limit `record_bytes` of `set_limits` (1 GiB).
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -35,7 +39,8 @@ class LineDataSource(RecordSource):
 
 class _LineFile(RecordReader):
     def __init__(self, file: File):
-        self._file = file
+        self._file = file = decompress_file(file)
+        _check_encoding(file)
         places = [np.zeros(1, np.int64)]
         bar = Progress(f"lines of {redact.base_name(file.name)}", file.size, unit="B", delay_s=1)
         for start in range(0, file.size, _WINDOW):
@@ -58,6 +63,15 @@ class _LineFile(RecordReader):
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
         copy_records(self.read_many(positions), rows, size, self._file.name, positions)
+
+
+def _check_encoding(file: File) -> None:
+    """Raises an error for UTF-16 and UTF-32: the bytes of a line end are parts of other characters there."""
+    begin = file.read(0, min(4, file.size))
+    if begin.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
+        raise ValueError(
+            f"{file.name} is text in UTF-16 or UTF-32, which cannot be cut into lines of bytes. Write it as UTF-8."
+        )
 
 
 def _strip_end(line: bytes) -> bytes:

@@ -13,7 +13,7 @@ import tempfile
 from typing import Any
 
 from bushel.base import redact
-from bushel.sources import fsspec_files, object_stores
+from bushel.sources import fsspec_files, object_stores, store_errors
 from bushel.sources.local_files import File
 from bushel.sources.paths import Options
 
@@ -43,14 +43,34 @@ def upload(path: str, url: str, options: Options | None) -> None:
         _upload_by_driver(path, url, dict(options or {}))
         return
     store, key, settings = connected
-    part = max(_PART_BYTES, -(-os.path.getsize(path) // _MOST_PARTS))
+    size = os.path.getsize(path)
+    part = max(_PART_BYTES, -(-size // _MOST_PARTS))
+    # The version of the object that an upload in parts replaces. It tells a new object from an old one if the last
+    # answer of the upload is lost.
+    before = _find_version(store, key, url, settings) if size > part else None
     with open(path, "rb") as file:  # closing it, also after Ctrl-C, ends an unfinished upload
 
         def put() -> None:
             file.seek(0)
-            store.put(key, file, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
+            try:
+                store.put(key, file, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
+            except FileNotFoundError as error:
+                if not store_errors.is_unclear_upload(error):
+                    raise
+                now = _find_version(store, key, url, settings)
+                if now is None or now == before or now[0] != size:
+                    raise
 
         object_stores.request_with_retries(put, url, settings, "written")
+
+
+def _find_version(store: Any, key: str, url: str, settings: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The size, ETag and time of an object; None if it does not exist, or may not be read."""
+    try:
+        found = object_stores.request_with_retries(lambda: store.head(key), url, settings)
+    except (FileNotFoundError, PermissionError):
+        return None
+    return found["size"], found.get("e_tag"), str(found.get("last_modified"))
 
 
 def _upload_by_driver(path: str, url: str, settings: dict[str, Any]) -> None:
@@ -67,7 +87,7 @@ def _upload_by_driver(path: str, url: str, settings: dict[str, Any]) -> None:
 
     fsspec_files.call_with_retries(put, url, settings, "written")
     if not whole:
-        fsspec_files.call_with_retries(lambda: system.mv(written, target), url, settings, "written")
+        _move(system, written, target, url, settings)
     system.invalidate_cache()
     there = fsspec_files.call_with_retries(lambda: system.info(target), url, settings, "written").get("size")
     if there != os.path.getsize(path):
@@ -87,7 +107,7 @@ def rename(url: str, target: str, options: Options | None) -> None:
             fsspec_files.call_with_retries(lambda: system.cp_file(old, new), target, settings, "written")
             fsspec_files.call_with_retries(lambda: system.rm_file(old), url, settings, "removed")
         else:
-            fsspec_files.call_with_retries(lambda: system.mv(old, new), target, settings, "written")
+            _move(system, old, new, target, settings)
         system.invalidate_cache()
         return
     store, old, settings = connected
@@ -98,6 +118,25 @@ def rename(url: str, target: str, options: Options | None) -> None:
     else:
         _copy_through_disk(file, target, options)
     remove([url], options)
+
+
+def _move(system: Any, old: str, new: str, url: str, settings: dict[str, Any]) -> None:
+    """Renames a file by a driver. If an answer was lost, and the file has its new name, the rename has succeeded."""
+    tried = False
+
+    def move() -> None:
+        nonlocal tried
+        try:
+            system.mv(old, new)
+        except FileNotFoundError:
+            system.invalidate_cache()
+            if not tried or system.exists(old) or not system.exists(new):
+                raise
+        except Exception:
+            tried = True
+            raise
+
+    fsspec_files.call_with_retries(move, url, settings, "written")
 
 
 def _copy_through_disk(file: File, target: str, options: Options | None) -> None:

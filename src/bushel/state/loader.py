@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,13 +44,23 @@ class LoaderFacts:
 
 
 def source_text(source: Any) -> str:
-    """The name of a source in a state: its repr without addresses, or the type of a list or array."""
-    return str(type(source)) if isinstance(source, (list, tuple, np.ndarray)) else text_of(source)
+    """The name of a source in a state: what Grain's DataLoader writes for it, without addresses and secrets.
+
+    Grain writes the type of a list or array, and the repr of anything else. Sources that Grain has know Grain's repr.
+    """
+    if isinstance(source, (list, tuple, np.ndarray)):
+        return str(type(source))
+    repr_in_grain = getattr(type(source), "repr_in_grain", None)
+    return _without_secrets(repr(source) if repr_in_grain is None else repr_in_grain(source))
 
 
 def text_of(value: Any) -> str:
     """The repr of a source or sampler without addresses and secrets; otherwise unchanged, since Grain compares it."""
-    text = redact.clean(repr(value))
+    return _without_secrets(repr(value))
+
+
+def _without_secrets(text: str) -> str:
+    text = redact.clean(text)
     return remove_addresses(text) if " at 0x" in text else text
 
 
@@ -180,11 +191,25 @@ def _records_done(last: Any, lane: int, lanes: int, shard: ShardOptions) -> int:
     return done
 
 
+_NAME_OF_MEMORY = re.compile(r"(?<=, )name='[^']*'\)$")
+"""The name of shared memory in the repr of a SharedMemoryDataSource. It is new in each run; the values are the data."""
+
+
 def _compare(name: str, state: Mapping[str, Any], here: str) -> None:
     saved = state.get(name)
-    if not isinstance(saved, str) or remove_addresses(redact.clean(saved)) != remove_addresses(here):
+    if not isinstance(saved, str) or _comparable(redact.clean(saved)) != _comparable(here):
+        hash_only = (
+            " Grain's states know ArrayRecord files only by a hash of their paths, as they were given."
+            if here.startswith("ArrayRecordDataSource(")
+            else ""
+        )
         raise StateMismatch(
             f"This state was written with another {name}:\n- {redact.clean(str(saved))}\n+ {here}\n"
-            "Pass check=False to set_state to restore it anyway.",
+            f"Pass check=False to set_state to restore it anyway.{hash_only}",
             name,
         )
+
+
+def _comparable(text: str) -> str:
+    text = remove_addresses(text)
+    return _NAME_OF_MEMORY.sub("", text) if text.startswith("SharedMemoryDataSource(") else text

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.index import words
 from bushel.trajectory.encoded_images import Encoded, ImageParts
 from bushel.trajectory.numpy_or_jax import to_objects
 
@@ -88,7 +89,7 @@ class Images:
     def take(self, frames: np.ndarray) -> np.ndarray:
         """Handles of the images of these frames. Nothing is read yet."""
         # One handle per distinct frame: `over_window` decodes an image once only where its steps share the handle.
-        distinct, back = np.unique(frames, return_inverse=True)
+        distinct, back = words.find_distinct(frames)
         places = self.places[distinct].tolist()
         handles = to_objects([Encoded(self.parts, *place) if place[2] else b"" for place in places])
         return handles[back].reshape(frames.shape)

@@ -87,14 +87,14 @@ def _crop(planes: np.ndarray, box: Any, scratch: Scratch) -> np.ndarray:
     """The box, stretched over the whole image. Rows are copied and mixed; columns, which lie apart, are products."""
     channels, height, width = planes.shape
     top, left, bottom, right = np.asarray(box, dtype=np.float32)
-    before, after, share = interpolate(top, bottom, height, np)
+    before, after, share = interpolate(top, bottom, height)
     rows = planes.take(before, axis=1, out=scratch.get("rows", planes.shape, np.float32), mode="clip")
     below = planes.take(after, axis=1, out=scratch.get("below", planes.shape, np.float32), mode="clip")
     np.subtract(below, rows, out=below)
     np.multiply(below, share[:, None], out=below)
     np.add(rows, below, out=rows)
 
-    before, after, share = interpolate(left, right, width, np)
+    before, after, share = interpolate(left, right, width)
     columns, weights = np.arange(width), scratch.get("weights", (width, width), np.float32)
     weights.fill(0)  # (column of `rows`, column of the crop)
     weights[before, columns] = 1 - share

@@ -3,6 +3,11 @@
 An operation turns uniform numbers into a parameter, and applies a parameter to planes of float32 between 0 and 1, with
 NumPy or JAX (`xp`). `augmentations.py` draws the numbers on the host, `device_augmentations.py` on a device. On
 the host `host_augmentations.py` applies most operations in less time than the definitions here would take.
+
+Each operation is a continuous function of its planes and its parameter. XLA computes a value anew in each loop that
+uses it, and the results may differ in their last bit. So `high == red` can be False although `high` is the maximum of
+red, green and blue, and an index `floor(x)` need not belong to the fraction `x - floor(x)`. Therefore no operation
+compares floats for equality, and none uses a rounded float as an index. Then `jit` changes values by rounding only.
 """
 
 from __future__ import annotations
@@ -66,8 +71,9 @@ class RandomResizedCrop(Operation):
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
         """The box, stretched over the whole image."""
         top, left, bottom, right = xp.asarray(parameter, dtype=np.float32)
-        rows, columns = interpolate(top, bottom, planes.shape[-2], xp), interpolate(left, right, planes.shape[-1], xp)
-        return _sample(_sample(planes, columns, -1, xp), rows, -2, xp)
+        rows, columns = _weigh(top, bottom, planes.shape[-2], xp), _weigh(left, right, planes.shape[-1], xp)
+        exact = {} if xp is np else {"precision": "highest"}  # otherwise some devices would multiply with 16 bits
+        return xp.matmul(rows, xp.matmul(planes, columns.T, **exact), **exact)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,8 +158,10 @@ class RandomHue(Operation):
         red, green, blue = (planes[..., channel, :, :] for channel in range(3))
         high, low = planes.max(axis=-3), planes.min(axis=-3)
         spread = high - low
-        from_blue = xp.where(high == green, 2 * spread + blue - red, 4 * spread + red - green)
-        hue = xp.where(high == red, green - blue, from_blue) / xp.maximum(spread, _TINY)
+        # `>=` between channels, not `high == red`: see the module's first paragraphs. On a tie both formulas agree.
+        from_blue = xp.where(green >= blue, 2 * spread + blue - red, 4 * spread + red - green)
+        red_leads = (red >= green) & (red >= blue)
+        hue = xp.where(red_leads, green - blue, from_blue) / xp.maximum(spread, _TINY)
         hue = hue + 6 * xp.asarray(parameter, dtype=np.float32)
         hue = hue - 6 * xp.floor(hue * np.float32(1 / 6))
         shares = xp.stack([abs(hue - 3) - 1, 2 - abs(hue - 2), 2 - abs(hue - 4)], axis=-3)
@@ -241,20 +249,27 @@ def make_operations(augment_order: Sequence[str], **augment_kwargs: Any) -> tupl
     return tuple(operations)
 
 
-def interpolate(start: Array, stop: Array, length: int, xp: Any) -> tuple[Array, Array, Array]:
-    """For `length` points from the fraction `start` of an axis to `stop`: the neighbouring indices, and the share."""
+def interpolate(start: Any, stop: Any, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For `length` points from the fraction `start` of an axis to `stop`: the neighbouring indices, and the share.
+
+    With NumPy only. Inside `jit` the indices and the shares need not belong together: see `_weigh`.
+    """
+    points = _spread_points(start, stop, length, np)
+    before = np.floor(points)
+    return before.astype(np.int32), np.ceil(points).astype(np.int32), points - before
+
+
+def _weigh(start: Array, stop: Array, length: int, xp: Any) -> Array:
+    """Weights (points, elements) of linear interpolation at `length` points from the fraction `start` to `stop`."""
+    distances = _spread_points(start, stop, length, xp)[:, None] - xp.arange(length, dtype=np.float32)
+    return xp.maximum(1 - abs(distances), 0)
+
+
+def _spread_points(start: Array, stop: Array, length: int, xp: Any) -> Array:
+    """`length` points from the fraction `start` of an axis to the fraction `stop`, in elements of the axis."""
     last = length - 1
     points = start * last + xp.arange(length, dtype=np.float32) * ((stop - start) * last / max(last, 1))
-    points = xp.clip(points, 0, last)
-    before = xp.floor(points)
-    return before.astype(np.int32), xp.ceil(points).astype(np.int32), points - before
-
-
-def _sample(planes: Array, places: tuple[Array, Array, Array], axis: int, xp: Any) -> Array:
-    """Values between the elements of an axis, by linear interpolation."""
-    before, after, share = places
-    low = xp.take(planes, before, axis=axis)
-    return low + (xp.take(planes, after, axis=axis) - low) * share.reshape(-1, *[1] * (-1 - axis))
+    return xp.clip(points, 0, last)
 
 
 def _scale_uniform(uniform: Array, low: float, high: float) -> Array:

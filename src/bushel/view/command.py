@@ -31,6 +31,7 @@ def run(options: argparse.Namespace, source_options: dict[str, Any]) -> int:
             tokenizer=options.tokenizer,
             split=options.split,
             options=source_options,
+            arguments=options.script_arguments,
         )
         session.attached = attached
     if options.rerun is not None:

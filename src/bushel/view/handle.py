@@ -71,7 +71,7 @@ def view(
     port: int = 0,
     height: int = 720,
 ) -> View:
-    """Serves a page that shows a data set. It returns at once; `close()` ends it. This needs `bushel[view]`.
+    """Serves a page that shows a data set. It returns at once; `close()` ends it. This needs the extra `view`.
 
     The page also shows the report of the iterator of this process that reads the data set, while it runs.
 

@@ -9,17 +9,19 @@ from typing import Any
 
 from bushel import sources
 from bushel.base import redact
+from bushel.sources.compressed_files import ENDINGS
 from bushel.sources.output_folders import join_path
 from bushel.sources.paths import expand_path, is_url
 from bushel.sources.saved_elements import MANIFEST
-from bushel.sources.source_by_path import UnknownFormat
+from bushel.sources.shard_journals import final_name
+from bushel.sources.source_by_path import TEXTS, UnknownFormat
 from bushel.sources.tfds import TFDSDataSource
 from bushel.sources.whole_files import FileDataSource
 from bushel.trajectory import episode_paths
 from bushel.trajectory.episode_paths import Listing, file_exists
 
 _WHOLE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".wav", ".flac", ".mp3", ".mp4", ".json")
-_RECORD_FILES = (".array_record", ".tfrecord", ".bagz", ".parquet", ".arrow", ".txt", ".jsonl", ".csv")
+_RECORD_FILES = (".array_record", ".tfrecord", ".bagz", ".parquet", ".arrow", *TEXTS)
 
 
 def open_path(path: str, *, split: str | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -48,7 +50,7 @@ def open_path(path: str, *, split: str | None = None, options: dict[str, Any] | 
 
 def explain_folder(folder: str, names: Sequence[str]) -> ValueError:
     """The error to raise for a folder whose files cannot be read together."""
-    endings = sorted({os.path.splitext(name)[1].lower() for name in names} - {""})
+    endings = sorted(set(map(_get_ending, names)) - {""})
     known = [ending for ending in endings if ending in (*_WHOLE_FILES, *_RECORD_FILES)]
     if len(known) > 1:
         return ValueError(
@@ -62,12 +64,18 @@ def explain_folder(folder: str, names: Sequence[str]) -> ValueError:
     )
 
 
+def _get_ending(name: str) -> str:
+    """The ending of a name: ".parquet", ".jsonl.gz"."""
+    base, ending = os.path.splitext(name.lower())
+    return os.path.splitext(base)[1] + ending if ending in ENDINGS else ending
+
+
 def _find_pattern(folder: str, options: dict[str, Any] | None) -> str | None:
     """The pattern of the files in a folder, if all that Bushel reads have the same ending."""
     names = Listing(folder, options).names()
     if "dataset_info.json" in names or MANIFEST in names:
         return None
-    endings = {os.path.splitext(name)[1].lower() for name in names}
+    endings = {_get_ending(final_name(name)) for name in names}
     found = sorted(endings.intersection((*_WHOLE_FILES, *_RECORD_FILES)))
     plain = folder.rstrip("/") if is_url(folder) else glob.escape(folder)
     return join_path(plain, f"*{found[0]}") if len(found) == 1 else None

@@ -47,7 +47,7 @@ def to_rerun(
     overwrite: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> int:
-    """Writes robot data into a file for the Rerun viewer, and returns how many elements it has. Needs `bushel[rerun]`.
+    """Writes robot data into a file for the Rerun viewer, and returns how many elements it has. Needs extra `rerun`.
 
     Elements that are whole episodes are shown over their steps: cameras, actions, proprioception and instruction, each
     episode with views of its own. Elements that are samples are shown in their order: the window of each camera, the

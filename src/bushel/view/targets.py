@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bushel.base import redact
@@ -19,6 +15,7 @@ from bushel.sources.optional_packages import import_package
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.loader import TrajectoryLoader
+from bushel.view import scripts
 from bushel.view.checkpoints import open_checkpoint
 from bushel.view.own_process import RunningHere, watch_dataset, watch_iterator
 from bushel.view.paths import open_path
@@ -34,6 +31,7 @@ def open_session(
     tokenizer: Any = None,
     split: str | None = None,
     options: Mapping[str, Any] | None = None,
+    arguments: Sequence[str] = (),
 ) -> Session:
     """The session of a target.
 
@@ -45,10 +43,12 @@ def open_session(
       tokenizer: an object with `decode`, or the path of a `tokenizer.json`.
       split: the split of a TFDS or robot data set.
       options: of the store of the files.
+      arguments: of the script that the target names.
     """
     name, given = _name(target), target
     if isinstance(target, (str, os.PathLike)):
-        name, given = redact.show(os.fspath(target)), load_target(target, split=split, options=options)
+        name = scripts.show_target(os.fspath(target), arguments)
+        given = load_target(target, split=split, options=options, arguments=arguments)
     dataset = _find_dataset(given) if is_iterator(given) else as_dataset(given, split)
     position = None
     if checkpoint is not None:
@@ -98,41 +98,30 @@ def _name(target: Any) -> str:
 
 
 def load_target(
-    target: str | os.PathLike[str], *, split: str | None = None, options: Mapping[str, Any] | None = None
+    target: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    arguments: Sequence[str] = (),
 ) -> Any:
-    """The object that a text names: `train.py:make_dataset`, `module:name`, or a path that Bushel can read."""
+    """The object that a text names: `train.py:make_dataset`, `module:name`, or a path that Bushel can read.
+
+    Args:
+      target: the text.
+      split: the split of a TFDS or robot data set.
+      options: options of the store of the files.
+      arguments: the arguments of the script, which it finds in `sys.argv`.
+    """
     text = os.fspath(target)
-    place, colon, name = text.rpartition(":")
-    if colon and name.replace(".", "_").isidentifier() and not os.path.exists(text) and "://" not in text:
-        return _load_python(place, name)
+    if scripts.is_python_target(text):
+        return scripts.load_object(text, arguments)
+    if arguments:
+        raise ValueError(
+            f"Arguments behind two dashes are for a script such as train.py:make_dataset; {redact.show(text)} is none."
+        )
+    if scripts.is_script(text):
+        raise ValueError(f"{text} is a Python file. Name the dataset in it, or a function: {text}:make_dataset")
     return open_path(text, split=split, options=dict(options) if options else None)
-
-
-def _load_python(place: str, name: str) -> Any:
-    """The object `name` of a Python file or module. A function is called, without arguments."""
-    if place.endswith(".py"):
-        path = Path(place).resolve()
-        if not path.is_file():
-            raise FileNotFoundError(f"{place} does not exist.")
-        sys.path.insert(0, str(path.parent))
-        # A file that is called json.py must not take the place of the module json.
-        module_name = f"viewed_{path.stem}" if path.stem in sys.modules else path.stem
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, os.getcwd())
-        module = importlib.import_module(place)
-    value: Any = module
-    for part in name.split("."):
-        if not hasattr(value, part):
-            raise ValueError(f"{place} has no {name!r}: there is no {part!r} in it.")
-        value = getattr(value, part)
-    if callable(value) and not isinstance(value, (MapDataset, IterDataset)) and not hasattr(value, "__getitem__"):
-        value = value()
-    return value
 
 
 def as_dataset(given: Any, split: str | None = None) -> Any:

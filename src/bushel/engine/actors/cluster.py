@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from bushel.base.install import DISTRIBUTION
 from bushel.sources.optional_packages import import_package
 
 logger = logging.getLogger("bushel")
@@ -90,7 +91,7 @@ def _is_loopback(host: str) -> bool:
 def read_version() -> str:
     """The version of Bushel that is installed for this process."""
     try:
-        return importlib.metadata.version("bushel")
+        return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:  # it runs from a folder
         return "without a version"
 

@@ -27,6 +27,7 @@ from bushel.engine.actors import cluster, store
 from bushel.engine.actors.members import Member, NodeFigures, describe_death
 from bushel.engine.actors.worker import ActorWorker, Announcer, Place, Setup, TaskParts
 from bushel.engine.pool import shipping, wire
+from bushel.engine.pool.activity import Activity, Doing
 from bushel.engine.pool.exceptions import unpack_error
 from bushel.engine.pool.jobs import Job, PoolOptions
 from bushel.engine.pool.supervisor import PoolSupervisor
@@ -102,9 +103,9 @@ class ActorSupervisor(PoolSupervisor[Member]):
 
     def _handle_events(self) -> None:
         """Waits for an event and handles all that are there."""
-        timeout_s = _TICK_S if self._timeout_s is None else _TICK_TIMEOUT_S
+        tick_s = _TICK_S if self._timeout_s is None else _TICK_TIMEOUT_S
         try:
-            event = self._events.get(timeout=timeout_s)
+            event = self._events.get(timeout=self._get_patience(tick_s))
         except queue.Empty:
             event = None
         # Any call of an actor after `ray.shutdown` would connect this process to another cluster, or start one.
@@ -154,7 +155,7 @@ class ActorSupervisor(PoolSupervisor[Member]):
         assert counts is not None, "shares_counts is False"
         task = TaskParts(job.number, job.program, job.task.low, job.high, counts, job.row_by_row, job.start)
         # An actor has died over these positions. Now it announces each element, so that the pool knows which one kills.
-        announcer = self._get_announcer() if job.deaths else None
+        announcer = self._get_announcer() if job.careful else None
         self._call(worker, worker.handle.run, task, job.rows, announcer, job=job)
 
     def _send_forget(self, worker: Member, program: int) -> None:
@@ -205,7 +206,7 @@ class ActorSupervisor(PoolSupervisor[Member]):
         figures.blocks += 1
         figures.size_bytes += packed.size_bytes
         figures.busy_s += seconds
-        self._finish_job(member, job, (packed, pickle.loads(details), memory, seconds))
+        self._finish_job(member, job, ([(packed, pickle.loads(details), memory)], seconds))
 
     def _on_misfit(self, member: Member, job: Job) -> None:
         self._finish_job(member, job, Misfit())
@@ -257,11 +258,13 @@ class ActorSupervisor(PoolSupervisor[Member]):
         self._remove_worker(member)
         if member.place is not None:
             self.nodes[member.place.node_id].deaths += 1
-        if computing and member.running is not None and member.running.deaths:
-            self._read_announcements([member])
-        if self._take_over_jobs(member, describe_death(error, member), computing=computing) and (
-            member.index < self._active
-        ):
+        now, activity = time.monotonic(), Activity(Doing.NOTHING_ALONE)
+        if computing and (job := member.running) is not None:
+            activity = Activity(Doing.BLOCK, job.number)
+            if job.careful:
+                activity = self._read_announcements([member]).get(member.name, Activity(Doing.NOTHING_ALONE))
+        pause_s = self._take_over_jobs(member, activity, describe_death(error, member), now)
+        if pause_s is not None and member.index < self._active:  # no pause: Ray takes longer to start an actor
             self._start_worker(member.index)
 
     def _explain_deaths(self, worker: Member) -> str:
@@ -269,7 +272,12 @@ class ActorSupervisor(PoolSupervisor[Member]):
         return where + (cluster.MIXED if worker.place is None and cluster.asks_for_token() else "")
 
     def _update_announcements(self) -> None:
-        self._read_announcements([member for member in self.workers if member.running and member.running.deaths])
+        careful = [member for member in self.workers if member.running and member.running.careful]
+        activities = self._read_announcements(careful)
+        for member in careful:
+            activity, job = activities.get(member.name), member.running
+            if job is not None and activity is not None and activity.doing is Doing.ROW:
+                job.announced, member.busy_since = activity.place, activity.since
 
     def _get_announcer(self) -> Any:
         if self._announcer is None:
@@ -288,21 +296,31 @@ class ActorSupervisor(PoolSupervisor[Member]):
             )
         return self._announcer
 
-    def _read_announcements(self, members: list[Member]) -> None:
-        """Finds out which element each of these actors computes, or has computed when it died."""
+    def _read_announcements(self, members: list[Member]) -> dict[str, Activity]:
+        """What each of these actors does that runs row by row, or has done when it died, as far as it has said so."""
         if not members or self._announcer is None:
-            return
+            return {}
         try:
             names = [member.name for member in members]
             answers = self._ray.get(self._announcer.read.remote(names), timeout=_ANSWER_S)
         except self._ray.exceptions.RayError:
             self._announcer = None  # its machine is dead: the next job that announces elements gets another one
-            return
+            return {}
+        activities: dict[str, Activity] = {}
         for member in members:
             number, low, high, ago_s = answers.get(member.name, (-1, 0, 0, 0.0))
             job = member.running
-            if job is not None and number == job.number:
-                job.announced, member.busy_since = (low, high), time.monotonic() - ago_s
+            if job is None or number != job.number:
+                continue
+            if low == high:  # it packs the block, which has many rows
+                activities[member.name] = Activity(Doing.BLOCK, number)
+                continue
+            unit, since = job.task.program.unit, time.monotonic() - ago_s
+            row = job.task.low + (low - job.task.low) // unit * unit
+            activities[member.name] = Activity(
+                Doing.ROW, number, (row, min(row + unit, job.high)), (low, high), 0, since, since
+            )
+        return activities
 
     def _drop_events(self) -> None:
         """Empty the queue after the thread has ended: events hold references to objects in the store."""

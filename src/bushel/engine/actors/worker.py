@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bushel.base import alias
+from bushel.base.ending_threads import must_end
 from bushel.base.errors import add_note
 from bushel.engine.actors import cluster
 from bushel.engine.pool import wire
@@ -141,15 +142,16 @@ class ActorWorker:
             result = run_task(program, task.low, task.high, lambda step, _: counts[step], announce, given)
             if announce is not None:
                 pack_each_row(program, task.low, result, announce)
+                announce(task.low, task.low)  # no row alone: from here on it packs the block
             if result.failure is not None:
                 add_note(result.failure, f"bushel: on node {self._host}.")
-            packed, details = pack_result(program, result, _pack_beside, task.row_by_row)
+            packed, details = pack_result(program, result, _pack_beside, row_by_row=task.row_by_row)
             return "done", *packed, pickle.dumps(details, protocol=5), time.perf_counter() - start
         except Misfit:
             return ("misfit",)
-        except SystemExit:
-            raise  # the user's function has called sys.exit, so the process ends
         except BaseException as error:
+            if must_end(error):
+                raise
             return "failed", *pack_error(error)
 
     def _make_announce(self, announcer: Any, job: int) -> Announce:
@@ -194,7 +196,7 @@ class Announcer:
         self._last: dict[str, tuple[int, int, int, float]] = {}
 
     def announce(self, name: str, job: int, low: int, high: int) -> None:
-        """A worker begins with elements [low, high) of a job."""
+        """A worker begins with elements [low, high) of a job; with none of them alone, if there are none."""
         self._last[name] = job, low, high, time.monotonic()
 
     def read(self, names: list[str]) -> dict[str, tuple[int, int, int, float]]:

@@ -14,13 +14,18 @@ wait are before it in its worker. By rule 1 the blocks before it have ended, or 
 worker died. Those may begin by rule 3, and the dead worker's replacement is free for them, since jobs are chosen in the
 order of their numbers. So every block that begins ends, every worker becomes free again, and the job that the consumer
 waits for begins.
+
+A row at which a worker has died is tried again after a pause, by a worker that has done nothing else (blame.py). Until
+then this worker, which has replaced the dead one, gets no other job. So it is free for the block that went back to the
+queue, and what was said above still holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from bushel.engine.pool.blame import Suspicion
 from bushel.engine.pool.jobs import Job, PoolWorker
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Ledger
@@ -32,7 +37,13 @@ W = TypeVar("W", bound=PoolWorker)
 
 
 def choose_job(
-    waiting: Iterable[Job], unfinished: Iterable[Job], full: bool, workers: Sequence[W], active: int
+    waiting: Iterable[Job],
+    unfinished: Iterable[Job],
+    full: bool,
+    workers: Sequence[W],
+    active: int,
+    attempts: Mapping[Job, Suspicion],
+    now: float,
 ) -> tuple[Job, W] | None:
     """The first waiting job that may begin, and the worker for it; None if there is none.
 
@@ -42,17 +53,28 @@ def choose_job(
       full: whether the result buffer is full.
       workers: all workers that can get jobs.
       active: workers with an index below it are not parked.
+      attempts: the jobs that have a row at which workers have died.
+      now: the time.
     """
     if all(len(worker.jobs) >= JOBS_PER_WORKER for worker in workers):
         return None  # the usual case: saves a look at every waiting job for every result
     needed = _find_needed_counts(unfinished) if full else {}
     held_back: set[Ledger] = set()
+    kept = {attempt.index for attempt in attempts.values()}
+    free = [worker for worker in workers if not (worker.is_new and worker.index in kept)] if kept else workers
     for job in waiting:
         ledger = job.task.ledger if job.task.asks else None
         if ledger in held_back:  # rule 1: an earlier block of this ledger has not begun
             continue
         may_begin = not full or job.urgent or (ledger is not None and job.number < needed.get(ledger, 0))
-        if may_begin and (worker := _choose_worker(job, workers, active)) is not None:
+        attempt = attempts.get(job)
+        if may_begin and attempt is not None:
+            may_begin = attempt.not_before <= now
+            present = next((worker for worker in workers if worker.index == attempt.index), None)
+            if may_begin and present is not None and present.is_new:
+                return job, present
+            may_begin = may_begin and (attempt.index is None or present is not None)  # otherwise that one starts soon
+        if may_begin and (worker := _choose_worker(job, free, active)) is not None:
             return job, worker
         if ledger is not None:
             held_back.add(ledger)

@@ -1,15 +1,21 @@
-"""Chooses the number of workers, and how far ahead they work, while a pipeline runs. The output depends on neither."""
+"""Chooses the number of workers or threads, and how far ahead they work, while a pipeline runs.
+
+The output depends on neither.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
+from typing import TYPE_CHECKING
 
 from bushel.engine.figures import BUSY_SHARE, SMALL_WAIT_SHARE, Pool
-from bushel.engine.pool.executor import PooledExecutor
 from bushel.engine.program import Result
-from bushel.engine.tasks import ExecutorAround, Ticket
+from bushel.engine.tasks import ExecutorAround, Threads, Ticket
+
+if TYPE_CHECKING:  # the threads of a small job need none of what a pool of processes imports
+    from bushel.engine.pool.executor import PooledExecutor
 
 WINDOW_S = 0.5
 """How long a window of measurements is. It also lasts for two blocks of each worker at least."""
@@ -19,6 +25,12 @@ WARM_S = 10.0
 
 MAX_STRETCH = 4
 """Workers work at most this many times as far ahead as usual."""
+
+THREADS_WINDOW_S = 0.05
+"""How long a window is for threads that nobody asked for. They start at once, so what they give shows sooner."""
+
+THREADS_MAX_STRETCH = 32
+"""Such threads begin with little work ahead. If that does not last for one step of the consumer, they need more."""
 
 
 class Tuner:
@@ -38,9 +50,11 @@ class Tuner:
     '2 workers are 1.95 times as fast as 1; the consumer waits 2 % of its time'
     """
 
-    def __init__(self, max_workers: int, min_workers: int = 1):
+    def __init__(self, max_workers: int, min_workers: int = 1, max_stretch: int = MAX_STRETCH, kind: str = "workers"):
         self.max_workers = max_workers
         self.workers = self._min_workers = min_workers
+        self._max_stretch = max_stretch
+        self._kind = kind
         self.stretch = 1
         self.why = "nothing is measured yet"
         self._before_try: tuple[int, float] | None = None  # workers and rate, while more workers are tried
@@ -63,22 +77,23 @@ class Tuner:
         waits = f"the consumer waits {100 * waiting:.0f} % of its time"
         if waiting > SMALL_WAIT_SHARE:
             self._idle_windows = 0
-            if busy < BUSY_SHARE and self.stretch < MAX_STRETCH:
+            if busy < BUSY_SHARE and self.stretch < self._max_stretch:
                 self.stretch *= 2
-                self.why = f"{waits} although workers are idle, so they work further ahead"
+                self.why = f"{waits} although {self._kind} are idle, so they work further ahead"
                 return self.workers
             if self.workers < self.max_workers and not self._pause:
                 self._before_try = self.workers, rate
                 self.workers = min(self.max_workers, 2 * self.workers)
-                self.why = f"{waits}, so more workers are tried"
+                self.why = f"{waits}, so more {self._kind} are tried"
                 return self.workers
-            bound = "there are no more cores" if self.workers == self.max_workers else self._finding
+            none_left = "there are no more cores" if self._kind == "workers" else f"there may be no more {self._kind}"
+            bound = none_left if self.workers == self.max_workers else self._finding
         else:
             # A fifth more than were busy, as a reserve. Three windows in a row, so that a quiet moment parks nobody.
             needed = max(self._min_workers, math.ceil(1.2 * busy * self.workers))
             self._idle_windows = self._idle_windows + 1 if needed < self.workers else 0
             if self._idle_windows >= 3:
-                self._finding = f"{self.workers} workers were busy {100 * busy:.0f} % of the time"
+                self._finding = f"{self.workers} {self._kind} were busy {100 * busy:.0f} % of the time"
                 self.workers, self._idle_windows, self._pause = needed, 0, self._next_pause
             bound = self._finding
         self.why = "; ".join(dict.fromkeys(filter(None, [self._finding, bound, waits])))
@@ -90,19 +105,22 @@ class Tuner:
         (count, before), self._before_try = self._before_try, None
         gain = rate / before
         useful = min(self.workers, max(count, math.ceil(count * gain - 0.1)))
-        self._finding = f"{self.workers} workers are {gain:.2f} times as fast as {count}"
+        self._finding = f"{self.workers} {self._kind} are {gain:.2f} times as fast as {count}"
         if useful < self.workers:
             self._pause, self._next_pause = self._next_pause, 2 * self._next_pause
         self.workers = useful
 
 
 class Tuned(ExecutorAround):
-    """A pool of workers, with as many members as make the pipeline faster."""
+    """A pool of workers, or threads, with as many members as make the pipeline faster."""
 
-    def __init__(self, pool: PooledExecutor, min_workers: int = 1):
+    def __init__(self, pool: PooledExecutor | Threads, min_workers: int = 1):
         super().__init__(pool)
         self._pool = pool
-        self._tuner = Tuner(pool.parallelism, min_workers)
+        self._in_threads = isinstance(pool, Threads)
+        self._window_s = THREADS_WINDOW_S if self._in_threads else WINDOW_S
+        max_stretch = THREADS_MAX_STRETCH if self._in_threads else MAX_STRETCH
+        self._tuner = Tuner(pool.parallelism, min_workers, max_stretch, "threads" if self._in_threads else "workers")
         self._resized = math.inf
         self._begin_window(0.0)
 
@@ -115,7 +133,8 @@ class Tuned(ExecutorAround):
         return dataclasses.replace(self._pool.report(), size=self._tuner.workers, why=self._tuner.why)
 
     def stretch(self) -> int:
-        return self._tuner.stretch
+        # Workers have room for the blocks of all of them from the start. Threads get it with their number.
+        return self._tuner.stretch * (self._tuner.workers if self._in_threads else 1)
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         start = time.perf_counter()
@@ -131,7 +150,7 @@ class Tuned(ExecutorAround):
         self._rows += len(result.rows)
         self._blocks += 1
         elapsed_s = now - self._window_start
-        if elapsed_s >= WINDOW_S and self._blocks >= 2 * self._tuner.workers and self._rows:
+        if elapsed_s >= self._window_s and self._blocks >= 2 * self._tuner.workers and self._rows:
             busy = min(1.0, self._busy_s / (elapsed_s * self._tuner.workers))
             workers = self._tuner.judge(rate=self._rows / elapsed_s, waiting=self._waited_s / elapsed_s, busy=busy)
             self._pool.resize(workers)

@@ -13,8 +13,8 @@ from bushel.engine import stall
 from bushel.engine.figures import Pool
 from bushel.engine.pool import wire
 from bushel.engine.pool.assigning import JOBS_PER_WORKER
-from bushel.engine.pool.jobs import Job, PoolOptions
-from bushel.engine.pool.results import Details, convert_rows, locate_rebuild_error, unpack_result
+from bushel.engine.pool.jobs import Job, Part, PoolOptions
+from bushel.engine.pool.results import convert_rows, join_results, locate_rebuild_error, unpack_result
 from bushel.engine.pool.supervisor import PoolSupervisor
 from bushel.engine.program import Result
 from bushel.engine.tasks import Executor, Task, Ticket
@@ -44,26 +44,26 @@ class PooledExecutor(Executor, Generic[S]):
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         assert isinstance(ticket, Job)
-        packed, details, memory, seconds = self._wait_for_packed(ticket)
+        parts, seconds = self._wait_for_parts(ticket)
         try:
-            rows = wire.unpack(packed, memory)
+            rows = [wire.unpack(packed, memory) for packed, _, memory in parts]
         except Exception:
             # A class cannot rebuild one of its objects from the pickle. A worker computes the block again and pickles
             # each row by itself, so that only the rows that fail are lost.
             again = self._supervisor.submit(ticket.task, row_by_row=True)
-            packed, details, memory, _ = self._wait_for_packed(again)
-            pickles = unpack_result(wire.unpack(packed, memory), packed.size_bytes, details)
+            parts, _ = self._wait_for_parts(again)
+            pickles = _join(parts, [wire.unpack(packed, memory) for packed, _, memory in parts])
             pickles.failure = pickles.failure or again.error_after_rows
             again.footprint.released = True
             program = ticket.task.program
             return convert_rows(pickle.loads, program, pickles, locate_rebuild_error), seconds
         finally:
             ticket.footprint.released = True
-        result = unpack_result(rows, packed.size_bytes, details)
+        result = _join(parts, rows)
         result.failure = result.failure or ticket.error_after_rows
         return result, seconds
 
-    def _wait_for_packed(self, job: Job) -> tuple[wire.Packed, Details, memoryview | None, float]:
+    def _wait_for_parts(self, job: Job) -> tuple[list[Part], float]:
         self._supervisor.mark_urgent(job)
         return stall.wait_for_result(job.done, lambda: self._supervisor.describe_progress(job))
 
@@ -84,6 +84,13 @@ class PooledExecutor(Executor, Generic[S]):
     def report(self) -> Pool:
         deaths, nodes = self._supervisor.deaths, self._supervisor.describe_nodes()
         return Pool(self.kind, self.parallelism, "", deaths=deaths, nodes=nodes)
+
+
+def _join(parts: list[Part], rows: list[Any]) -> Result:
+    """The result of a job, from its parts and the rows of each part."""
+    return join_results(
+        [unpack_result(one, packed.size_bytes, details) for one, (packed, details, _) in zip(rows, parts, strict=True)]
+    )
 
 
 def count_results(num_workers: int) -> int:

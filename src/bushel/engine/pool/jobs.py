@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from bushel.base.errors import WorkerDied
 from bushel.engine.dma import DmaMapper
+from bushel.engine.pool.results import Details
+from bushel.engine.pool.wire import Packed
 from bushel.engine.slabs import Arena
 from bushel.engine.tasks import Ticket
 
@@ -48,6 +50,10 @@ class GrantedSlot(NamedTuple):
     number: int
 
 
+Part = tuple[Packed, Details, "memoryview | None"]
+"""A result, or a part of one: the rows, all else, and the memory of the slot in which large arrays are."""
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Footprint:
     """The memory that a result takes until the consumer has released it."""
@@ -70,7 +76,7 @@ class Job(Ticket):
     number: int
     program: int
     high: int
-    """Where its positions end: before `task.high` once an element has killed too many workers."""
+    """Where its positions end: before `task.high` once an element was blamed that is not the first one."""
     rows: Any = None
     """The rows that the task brings along, as workers receive them."""
     start: tuple[int, bytes] | None = None
@@ -85,20 +91,27 @@ class Job(Ticket):
     footprint: Footprint = dataclasses.field(default_factory=Footprint)
     count_request: tuple[int, int] | None = None
     """The counting step and the number of elements with which the worker has asked for a count, while it waits."""
-    counted: int = 0
-    """How many counting steps the job has reached."""
-    deaths: int = 0
-    """How many workers have died at its positions. After the first death the job runs element by element."""
+    careful: bool = False
+    """Whether it runs row by row, because a worker has died over its positions."""
+    at: int = 0
+    """The first position that has no result yet."""
+    parts: list[Part] = dataclasses.field(default_factory=list)
+    """The results before `at`, if a job that runs row by row sends each of them as soon as it has it."""
+    counts: list[int] | None = None
+    """How many elements each counting step has seen before `at`, if there are parts."""
+    seconds: float = 0.0
+    """How long the parts took."""
     announced: tuple[int, int] | None = None
-    """The positions that the worker computes now, if the job runs element by element."""
-    killed_at: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """The announced positions of the workers that died."""
+    """The positions that the worker computes now, if the job runs row by row, and if the pool knows them."""
     timeouts: int = 0
     """How many workers were killed because the job took too long."""
-    overdue: bool = False
-    """Whether a single element has taken too long."""
+    overdue: tuple[int, int] | None = None
+    """The positions of a single element that has taken too long."""
     error_after_rows: WorkerDied | None = None
-    """The error to raise after the rows before `high`, once an element has killed too many workers."""
+    """The error to raise after the rows before `high`, once an element was blamed for the deaths of workers."""
+
+    def __post_init__(self) -> None:
+        self.at = self.task.low
 
     def settle(self, outcome: Any) -> None:
         """Sets the result or the error. Does nothing if there is one: the consumer may have forgotten the job."""
@@ -128,6 +141,10 @@ class PoolWorker:
     """When it began to compute, as far as the pool knows; None while it is idle."""
     has_finished: bool = dataclasses.field(default=False, kw_only=True)
     """Whether it has finished any job."""
+    is_new: bool = dataclasses.field(default=True, kw_only=True)
+    """Whether it has not got any job yet."""
+    overdue: bool = dataclasses.field(default=False, kw_only=True)
+    """Whether the pool has killed it because an element or a block took too long."""
     is_ready: bool = dataclasses.field(default=True, kw_only=True)
     """Whether it can get jobs. An actor cannot until it has started."""
 

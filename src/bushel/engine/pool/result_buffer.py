@@ -87,6 +87,12 @@ class ResultBuffer:
             )  # now and not when it was granted: the worker has touched its pages
         return memory
 
+    def add_part(self, job: Job, packed: Packed) -> None:
+        """Adds a part of a job's result to the account. Parts are sent as copies, since they are small and rare."""
+        if not job.parts:
+            self._unreleased.append(job.footprint)
+        job.footprint.heap_bytes += packed.heap_bytes
+
     def _fit_arena(self) -> None:
         """Replaces the arena if its slots are too small for a usual block and the largest result, or far too large.
 

@@ -12,10 +12,12 @@ import numpy as np
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import describe_error, locate_error
+from bushel.engine import tally
 from bushel.engine.pool import wire
 from bushel.engine.pool.exceptions import pack_error, unpack_error
 from bushel.engine.program import Program, Result
 from bushel.engine.stream_program import StreamProgram
+from bushel.engine.tally import Tally
 
 Details = tuple[Any, ...]
 """All of a Result but its rows, as a worker sends it: see `pack_details`."""
@@ -59,6 +61,39 @@ def unpack_result(rows: Block, size_bytes: int, details: Details) -> Result:
         work_s,
         size_bytes,
     )
+
+
+def has_failed(details: Details) -> bool:
+    """Return whether the result with these details ends with an error."""
+    return details[3] is not None
+
+
+def join_results(parts: list[Result]) -> Result:
+    """Return the result of a block whose rows were computed in parts. Only the last part may have an error."""
+    if len(parts) == 1:
+        return parts[0]
+    total: Tally = {}
+    for part in parts:
+        tally.add(total, part.tally or {})
+    judged = [part.stays for part in parts if part.stays]  # a part that failed has none
+    return Result(
+        blocks.join([part.rows for part in parts]),
+        np.concatenate([part.marks for part in parts]),
+        parts[-1].after if parts[-1].failure is None else parts[-2].after,
+        parts[-1].failure,
+        [skipped for part in parts for skipped in part.skipped],
+        stays=[_join_stays(one) for one in zip(*judged)],
+        tally=None if parts[0].tally is None else total,
+        work_s=sum(part.work_s for part in parts),
+        size_bytes=sum(part.size_bytes or 0 for part in parts),
+    )
+
+
+def _join_stays(stays: tuple[list[bool] | int, ...]) -> list[bool] | int:
+    """Which elements of all parts have stayed in one step; their number if all of them have."""
+    if all(isinstance(part, int) for part in stays):
+        return sum(part for part in stays if isinstance(part, int))
+    return [stay for part in stays for stay in ([True] * part if isinstance(part, int) else part)]
 
 
 def convert_rows(

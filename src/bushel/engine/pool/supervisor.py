@@ -18,14 +18,18 @@ from bushel.base.contract import optional
 from bushel.base.errors import WorkerDied, add_note
 from bushel.base.transforms import short_name
 from bushel.engine.pool import shipping, wire
+from bushel.engine.pool.activity import Activity, Doing
 from bushel.engine.pool.assigning import choose_job
-from bushel.engine.pool.blame import Blame
+from bushel.engine.pool.blame import LOADING, WHOLE, Blame
 from bushel.engine.pool.jobs import Job, PoolOptions, PoolWorker
 from bushel.engine.pool.result_buffer import ResultBuffer
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import FORKED, Aborted, Task, Ticket
 
 W = TypeVar("W", bound=PoolWorker)
+
+STUCK_S = 60.0
+"""For how long workers must have died without finishing anything before the pool gives up."""
 
 
 class PoolSupervisor(abc.ABC, Generic[W]):
@@ -59,7 +63,10 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         self.buffer = ResultBuffer(options, portable=portable)
         self.workers: list[W] = []
         self.deaths = 0
-        self._deaths_in_a_row = 0
+        self._fruitless = 0  # deaths since anything was finished, while the consumer waited
+        self._stuck_since = 0.0  # when the first of them was
+        self._starts: dict[int, float] = {}  # when dead workers start again, by their place, if there is a pause
+        self._due: float | None = None  # when the next pause ends
         self._blame = Blame(options.timeout_s)
         self._stopping = False
         self._ended_by: BaseException | None = None
@@ -103,6 +110,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         """
         lines = []
         for worker in list(self.workers):
+            self._update_announcement(worker)
             jobs, since = list(worker.jobs), worker.busy_since  # copies: the worker may finish meanwhile
             if jobs and since is not None:
                 first, seconds = jobs[0], time.monotonic() - since
@@ -196,8 +204,12 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         return ()
 
     @optional
+    def _update_announcement(self, worker: W) -> None:
+        """Finds out which element a worker computes that runs row by row, if that is cheap. Any thread may call it."""
+
+    @abc.abstractmethod
     def _update_announcements(self) -> None:
-        """Finds out which elements the workers compute that run element by element. By default workers say so."""
+        """Finds out which elements all workers compute that run row by row."""
 
     @abc.abstractmethod
     def _describe_worker(self, worker: W) -> str:
@@ -244,23 +256,35 @@ class PoolSupervisor(abc.ABC, Generic[W]):
             self.buffer.close()
             self._programs.clear()
 
+    def _get_patience(self, usual_s: float | None) -> float | None:
+        """How many seconds `_handle_events` may wait: until the end of the next pause; None for any time."""
+        if self._due is None:
+            return usual_s
+        until_s = max(0.0, self._due - time.monotonic())
+        return until_s if usual_s is None else min(usual_s, until_s)
+
     def _assign_jobs(self) -> None:
         """Sends waiting jobs to workers, as long as a job may begin and a worker can take it."""
         for job in [job for job in self._waiting if job.footprint.released]:
             self._waiting.remove(job)
             self._drop_job(job)
+        now = time.monotonic()
+        attempts = self._blame.find_attempts(self._waiting)
         while self._waiting:
             full = self._is_full(sum(len(worker.jobs) for worker in self.workers))
             ready = [worker for worker in self.workers if worker.is_ready]
-            choice = choose_job(self._waiting, self._jobs.values(), full, ready, self._active)
+            choice = choose_job(self._waiting, self._jobs.values(), full, ready, self._active, attempts, now)
             if choice is None:
                 break
             job, worker = choice
             self._waiting.remove(job)
-            job.announced, job.count_request, job.counted, job.assigned = None, None, 0, True
-            self._blame.add_known_deaths(job)
+            job.announced, job.count_request, job.assigned = None, None, True
+            job.careful = job.careful or self._blame.is_suspect(job.program, job.at, job.high, now)
             worker.jobs.append(job)
+            worker.is_new = False
             self._send_job(worker, job)
+        pauses = [attempt.not_before for job, attempt in attempts.items() if not job.assigned]
+        self._due = min((when for when in (*pauses, *self._starts.values()) if when > now), default=None)
 
     def _drop_programs(self) -> None:
         for number in self._programs.remove_collected():
@@ -272,8 +296,18 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         """Take a job from the worker that has finished it, and end the job with its result or its error."""
         worker.jobs.remove(job)
         worker.has_finished = True
-        self._deaths_in_a_row = 0
+        self._note_progress(job.program, job.at, job.high)
         self._settle(job, outcome)
+
+    def _note_start(self, worker: W, program: int) -> None:
+        """Record that a worker begins with a job: it has started, and has loaded the program."""
+        self._blame.acquit(None, *WHOLE)
+        self._blame.acquit(program, *LOADING)
+
+    def _note_progress(self, program: int, low: int, high: int) -> None:
+        """Record that a worker has computed positions [low, high)."""
+        self._fruitless = 0
+        self._blame.acquit(program, low, high)
 
     def _settle(self, job: Job, outcome: Any) -> None:
         """Ends a job with its result or its error."""
@@ -289,32 +323,106 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         self._jobs.pop(job.number, None)
         job.rows = None  # frees their memory: the job will not run again
 
-    def _take_over_jobs(self, worker: W, how: str, *, computing: bool = True) -> bool:
-        """Lets the jobs of a dead worker wait again. The first of them may have killed it.
+    def _take_over_jobs(
+        self, worker: W, activity: Activity, how: str, now: float, *, alone: int | None = None
+    ) -> float | None:
+        """Lets the jobs of a dead worker wait again, and decides what its death means.
 
         Args:
-          how: how the worker ended, in words.
-          computing: whether the job that it ran may be the cause.
+          activity: what the worker did when it died.
+          how: how it ended, in words.
+          now: when it died.
+          alone: the place of the worker, if its successor can be kept for the row at which it died.
 
         Returns:
-          Whether another worker should start in its place; not if the pool has given up.
+          After how many seconds another worker should start in its place; None if the pool has given up.
         """
         self.deaths += 1
-        self._deaths_in_a_row += 1
         for job in worker.jobs:
             job.return_slot()
             job.assigned = False
-        guilty = self._blame.record_death(worker.running if computing else None)
-        if guilty is not None and (error := self._blame.shorten(guilty, how)) is not None:
-            self._settle(guilty, error)
-            worker.jobs.remove(guilty)
-        if self._deaths_in_a_row > 10 * self._num_workers + 10:
-            what = f"{self.kind.capitalize()} keep dying before they finish anything; the last one {how}"
-            self._give_up(WorkerDied(f"{what}{self._explain_deaths(worker)}"))
-            return False
+        pause_s = self._judge_death(worker, activity, how, now, alone)
+        if not (worker.is_ready and not worker.jobs) and any(job.urgent for job in self._jobs.values()):
+            pause_s = max(pause_s, self._count_fruitless(worker, how, now))
+        if self._stopping:
+            return None
         # By number, so that the dead worker's jobs begin first: later blocks may wait for their counts.
         self._waiting = collections.deque(sorted([*worker.jobs, *self._waiting], key=lambda job: job.number))
-        return True
+        return pause_s
+
+    def _judge_death(self, worker: W, activity: Activity, how: str, now: float, alone: int | None) -> float:
+        """Decide whether an element is to blame for a death. Returns a pause before the next worker starts."""
+        job = worker.jobs[0] if worker.jobs and worker.jobs[0].number == activity.job else None
+        begun = activity.row_since, activity.since
+        if worker.overdue:
+            self._judge_timeout(worker, activity)
+        elif activity.doing is Doing.ROW and job is not None:
+            job.careful = True
+            suspicion = self._blame.record_death_alone(job.program, activity.row, activity.place, begun, now, alone)
+            killer = suspicion.find_killer()
+            # If the consumer has dropped the job, nobody would read the error. The deaths count for the job that has
+            # the same positions now.
+            if killer is not None and not job.footprint.released:
+                low, high, deaths = killer
+                what = f"{suspicion.describe(deaths, self.kind)}; the last one {how}"
+                self._blame.acquit(job.program, *activity.row)
+                self._end_before(worker, job, activity.row[0], low, high, what, activity.counted)
+        elif activity.doing is Doing.BLOCK and job is not None:
+            job.careful = True
+            self._blame.record_block_death(job.program, job.at, job.high, now)
+        elif activity.doing in (Doing.INIT, Doing.LOADING):
+            is_init = activity.doing is Doing.INIT
+            program, row = (None, WHOLE) if is_init else (activity.job, LOADING)
+            suspicion = self._blame.record_death_alone(program, row, row, begun, now)
+            if (killer := suspicion.find_killer()) is not None:
+                where = f"worker_init_fn={self._init_name}" if is_init else "loading the pipeline"
+                what = f"{self.kind.capitalize()} keep dying before they finish anything: {where}"
+                self._give_up(WorkerDied(f"{what} {suspicion.describe(killer[2], self.kind)}; the last one {how}."))
+            return suspicion.not_before - now
+        else:
+            self._blame.record_other_death()
+        return 0.0
+
+    def _judge_timeout(self, worker: W, activity: Activity) -> None:
+        """Handle the death of a worker that the pool itself has killed, because of `timeout_s`."""
+        for job in [job for job in worker.jobs if job.timeouts]:
+            job.careful = True
+            place, job.overdue = job.overdue, None
+            if place is not None and place[0] >= job.at and not job.footprint.released:
+                unit = job.task.program.unit
+                row = job.task.low + (place[0] - job.task.low) // unit * unit
+                self._end_before(worker, job, row, *place, self._blame.describe_timeout(), activity.counted)
+
+    def _end_before(self, worker: W, job: Job, row: int, low: int, high: int, what: str, counted: int) -> None:
+        """Ends a job before the row that an element at positions [low, high) is part of, with the error that names it.
+
+        If rows before it have no result yet, they are computed once more, and the error comes after them.
+        """
+        error = self._blame.make_error(job, low, high, what, counted)
+        if row > job.at:
+            job.error_after_rows, job.high, job.careful, job.timeouts = error, row, False, 0
+            return
+        job.error_after_rows = error if job.parts else None
+        self._settle(job, (job.parts, job.seconds) if job.parts else error)
+        worker.jobs.remove(job)
+
+    def _count_fruitless(self, worker: W, how: str, now: float) -> float:
+        """Give up if workers have died for long and have finished nothing. Returns a pause before the next start."""
+        self._stuck_since = self._stuck_since if self._fruitless else now
+        self._fruitless += 1
+        stuck_s = now - self._stuck_since
+        is_busy = any(other.busy_since is not None and other.busy_since <= self._stuck_since for other in self.workers)
+        if self._fruitless > 10 * self._num_workers + 10 and stuck_s > STUCK_S and not is_busy:
+            self._give_up(
+                WorkerDied(
+                    f"{self.kind.capitalize()} keep dying before they finish anything ({self._fruitless} deaths in "
+                    f"{stuck_s:.0f} s). No death is proven to be the fault of an element. Find out what kills them, "
+                    "such as a limit of memory or another program, and make a new iterator from the last state. The "
+                    f"last one {how}{self._explain_deaths(worker)}"
+                )
+            )
+        few = 3 * self._num_workers + 3
+        return 0.0 if self._fruitless <= few else min(0.01 * (self._fruitless - few), 0.5)
 
     def _kill_slow_workers(self, timeout_s: float) -> None:
         self._update_announcements()
@@ -324,8 +432,9 @@ class PoolSupervisor(abc.ABC, Generic[W]):
             if job is not None and worker.busy_since is not None and now - worker.busy_since > timeout_s:
                 # A block may be slow although each of its elements is not. So the next attempt runs element by element,
                 # and only a timeout of that attempt blames an element.
-                job.overdue = job.timeouts > 0 and job.announced is not None
+                job.overdue = job.announced if job.timeouts else None
                 job.timeouts += 1
+                worker.overdue = True
                 worker.busy_since = now  # its death arrives later; it is not killed twice until then
                 self._kill(worker)
 

@@ -62,7 +62,7 @@ def pack_broken(what: str, error: BaseException, where: str = "") -> tuple[str, 
 
 
 def pack_result(
-    program: Program | StreamProgram, result: Result, pack: Callable[[Any], T], row_by_row: bool
+    program: Program | StreamProgram, result: Result, pack: Callable[[Any], T], *, row_by_row: bool
 ) -> tuple[T, Details]:
     """A result as it is sent. Without the rows that cannot be pickled, which fail like elements."""
     try:

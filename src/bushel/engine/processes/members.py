@@ -6,6 +6,7 @@ import dataclasses
 
 from bushel.engine.pool.jobs import PoolWorker
 from bushel.engine.processes.channel import Channel
+from bushel.engine.processes.whereabouts import Whereabouts
 from bushel.engine.slabs import Arena
 
 
@@ -15,8 +16,12 @@ class Member(PoolWorker):
 
     channel: Channel
     pid: int
+    whereabouts: Whereabouts
+    """What it does, in memory that survives it."""
     arena: Arena | None = None
     """The arena it has mapped."""
+    seen_since: float = 0.0
+    """When it began with the element that the pool has last seen it at."""
     pidfd: int = -1
     """A file descriptor that becomes readable when the process dies; -1 where the system has none.
 

@@ -17,9 +17,10 @@ from typing import Any
 
 from bushel.base import clean_python
 from bushel.engine.pool import shipping, wire
+from bushel.engine.pool.activity import Doing
 from bushel.engine.pool.exceptions import unpack_error
 from bushel.engine.pool.jobs import Job, PoolOptions
-from bushel.engine.pool.results import Details
+from bushel.engine.pool.results import Details, has_failed
 from bushel.engine.pool.supervisor import PoolSupervisor
 from bushel.engine.pool.worker import NO_ACCELERATOR
 from bushel.engine.processes.channel import Closed
@@ -27,8 +28,9 @@ from bushel.engine.processes.connections import Connections
 from bushel.engine.processes.members import Member
 from bushel.engine.processes.stacks import Stacks
 from bushel.engine.processes.store import SharedObject, share_rows
+from bushel.engine.processes.whereabouts import Whereabouts
 from bushel.engine.processes.zygote import FORKS, STARTER, THREADS, kill
-from bushel.engine.program import Misfit
+from bushel.engine.program import Misfit, Program
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Aborted
 
@@ -50,7 +52,6 @@ class ProcessSupervisor(PoolSupervisor[Member]):
         variables = {**THREADS, **os.environ, **NO_ACCELERATOR}
         self._environment = clean_python.folder(), clean_python.search_path(), variables
         self._connections = Connections()
-        self._has_begun_a_job = False
         self._stacks = Stacks(portable=portable)
         STARTER.add_pool()
         try:
@@ -78,7 +79,7 @@ class ProcessSupervisor(PoolSupervisor[Member]):
         return share_rows(rows, portable=self._portable)
 
     def _handle_events(self) -> None:
-        for worker, died in self._connections.wait(0.2 if self._timeout_s is not None else None):
+        for worker, died in self._connections.wait(self._get_patience(0.2 if self._timeout_s is not None else None)):
             self._receive(worker, died=died)
 
     def _receive(self, worker: Member, *, died: bool) -> None:
@@ -112,10 +113,14 @@ class ProcessSupervisor(PoolSupervisor[Member]):
                 self._connections.send(worker, *(("abort",) if before is None else ("before", before)))
 
     def _start_missing_workers(self) -> None:
-        """Starts the workers that `resize` has asked for, or as many of them as the system allows."""
+        """Starts the workers whose pause is over, and those that `resize` wants, as far as the system allows."""
+        now = time.monotonic()
+        for index in [index for index, when in self._starts.items() if when <= now]:
+            del self._starts[index]
+            self._start_worker(index)
         try:
-            while len(self.workers) < self._active:
-                self._start_worker(len(self.workers))
+            while len(self.workers) + len(self._starts) < self._active:
+                self._start_worker(len(self.workers) + len(self._starts))
         except (OSError, RuntimeError) as error:
             if not self.workers:
                 raise
@@ -123,7 +128,9 @@ class ProcessSupervisor(PoolSupervisor[Member]):
             self._active = len(self.workers)
 
     def _send_job(self, worker: Member, job: Job) -> None:
-        job.slot = self.buffer.grant_slot(sum(held.slot is not None for one in self.workers for held in one.jobs))
+        in_rows = job.careful and isinstance(job.task.program, Program)
+        if not in_rows:
+            job.slot = self.buffer.grant_slot(sum(held.slot is not None for one in self.workers for held in one.jobs))
         if job.program not in worker.programs:
             program = self._programs.get(job.program)
             self._connections.send(
@@ -138,9 +145,9 @@ class ProcessSupervisor(PoolSupervisor[Member]):
                 worker.arena = arena
         given, descriptors = job.start, ()
         if job.rows is not None:
-            given, descriptors = (job.rows.size, job.rows.places), (job.rows.descriptor,)
-        numbers = (job.number, job.program, job.task.low, job.high)
-        rest = (job.task.counts, slot, job.deaths > 0, job.row_by_row, given)
+            given, descriptors = (job.rows.size, job.rows.places, job.task.low), (job.rows.descriptor,)
+        numbers = (job.number, job.program, job.at, job.high)
+        rest = (job.counts if job.parts else job.task.counts, slot, job.careful, job.row_by_row, given)
         self._connections.send(worker, "task", *numbers, *rest, descriptors=descriptors)
 
     def _send_forget(self, worker: Member, program: int) -> None:
@@ -150,20 +157,47 @@ class ProcessSupervisor(PoolSupervisor[Member]):
 
     def _on_begun(self, worker: Member, number: int) -> None:
         worker.busy_since = time.monotonic()
-        self._has_begun_a_job = True
-
-    def _on_at(self, worker: Member, number: int, low: int, high: int) -> None:
-        self._jobs[number].announced = (low, high)
-        worker.busy_since = time.monotonic()
+        self._note_start(worker, worker.jobs[0].program)
 
     def _on_count(self, worker: Member, number: int, step: int, count: int) -> None:
         job = self._jobs[number]
         job.task.ledger.report(step, job.task.number, count)
-        job.count_request, job.counted = (step, count), step + 1
+        job.count_request = step, count
+
+    def _on_ask(self, worker: Member, number: int, step: int, count: int) -> None:
+        self._jobs[number].count_request = step, count  # of one row: that of the block is reported when it has ended
+
+    def _on_row(
+        self,
+        worker: Member,
+        number: int,
+        end: int,
+        packed: wire.Packed,
+        details: Details,
+        counts: list[int],
+        seconds: float,
+    ) -> None:
+        job = worker.jobs[0]
+        assert job.number == number, "workers answer in order"
+        worker.busy_since = time.monotonic()
+        self.buffer.add_part(job, packed)
+        job.parts.append((packed, details, None))
+        self._note_progress(job.program, job.at, end)
+        job.at = job.high if has_failed(details) else end
+        job.counts, job.seconds = counts, job.seconds + seconds
+
+    def _on_rows(self, worker: Member, number: int) -> None:
+        job, task = worker.jobs[0], worker.jobs[0].task
+        if task.asks and not has_failed(job.parts[-1][1]):
+            for step, after in enumerate(job.counts or ()):
+                before = task.ledger.before(step, task.number)
+                assert before is not None, "the first row has asked for it"
+                task.ledger.report(step, task.number, after - before)
+        self._finish_first(worker, number, (job.parts, job.seconds))
 
     def _on_done(self, worker: Member, number: int, packed: wire.Packed, details: Details, seconds: float) -> None:
         memory = self.buffer.add_result(worker.jobs[0], packed)
-        self._finish_first(worker, number, (packed, details, memory, seconds))
+        self._finish_first(worker, number, ([(packed, details, memory)], seconds))
 
     def _on_misfit(self, worker: Member, number: int) -> None:
         self._finish_first(worker, number, Misfit())
@@ -185,8 +219,15 @@ class ProcessSupervisor(PoolSupervisor[Member]):
     # Workers that start, that are killed, and that die.
 
     def _start_worker(self, index: int) -> None:
-        worker = Member(index, *STARTER.start(fork=FORKS and not self._portable))
+        whereabouts = Whereabouts(portable=self._portable)
+        try:
+            worker = Member(index, *STARTER.start(fork=FORKS and not self._portable), whereabouts)
+        except BaseException:
+            whereabouts.close()
+            raise
         self._connections.add(worker)
+        self._connections.send(worker, "whereabouts", descriptors=(whereabouts.descriptor,))
+        whereabouts.close()
         self._connections.send(worker, "stacks", descriptors=(self._stacks.descriptor,))
         self._connections.send(worker, "setup", *self._environment, self._init, index, self._num_workers)
         self.workers.append(worker)
@@ -198,11 +239,27 @@ class ProcessSupervisor(PoolSupervisor[Member]):
         """Starts a worker in the place of a dead one."""
         self._connections.remove(worker)
         self.workers.remove(worker)
-        if self._take_over_jobs(worker, STARTER.describe_end(worker.pid)):
+        now = time.monotonic()  # before the exit code is known, which may take a while
+        how = STARTER.describe_end(worker.pid)
+        pause_s = self._take_over_jobs(worker, worker.whereabouts.read(), how, now, alone=worker.index)
+        if pause_s is not None and pause_s > 0:
+            self._starts[worker.index] = now + pause_s
+        elif pause_s is not None:
             self._start_worker(worker.index)
 
+    def _update_announcements(self) -> None:
+        for worker in self.workers:
+            self._update_announcement(worker)
+
+    def _update_announcement(self, worker: Member) -> None:
+        activity, jobs = worker.whereabouts.read(), list(worker.jobs)
+        if jobs and activity.doing is Doing.ROW and activity.job == jobs[0].number:
+            jobs[0].announced = activity.place
+            if worker.seen_since != activity.since:  # it has begun with another element since the last look
+                worker.seen_since, worker.busy_since = activity.since, time.monotonic()
+
     def _explain_deaths(self, worker: Member) -> str:
-        return "." if self._init_name is None or self._has_begun_a_job else f", in worker_init_fn={self._init_name}."
+        return "."
 
     def _end_workers(self) -> None:
         for worker in self.workers:

@@ -12,16 +12,21 @@ import pickle
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from bushel.base import alias
+from bushel.base import alias, blocks
+from bushel.base.ending_threads import must_end
 from bushel.engine.pool import wire
+from bushel.engine.pool.activity import Doing
 from bushel.engine.pool.exceptions import pack_error
+from bushel.engine.pool.results import has_failed
 from bushel.engine.pool.worker import call_init, forget_program, pack_broken, pack_each_row, pack_result
 from bushel.engine.processes.channel import Channel, Closed
 from bushel.engine.processes.stacks import write_stack_on_signal
 from bushel.engine.processes.store import load_shared
-from bushel.engine.program import Misfit, Program
+from bushel.engine.processes.whereabouts import Whereabouts
+from bushel.engine.program import CountBefore, Misfit, Program
 from bushel.engine.slabs import Slot
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Aborted, become_worker, run_task
@@ -51,6 +56,7 @@ class _Worker:
 
     def __init__(self, channel: Channel):
         self._channel = channel
+        self._whereabouts: Whereabouts  # the pool sends it before anything else
         self._programs: dict[int, Program | StreamProgram] = {}
         self._arena: tuple[mmap.mmap, int] | None = None
         self._slots: dict[int, Slot] = {}
@@ -74,6 +80,9 @@ class _Worker:
                 # Errors of the user's functions are caught further in. Any other worker would fail in the same way.
                 self._give_up(f"a worker process failed at {kind!r}, which is a fault of Bushel's", error)
 
+    def _on_whereabouts(self, descriptor: int) -> None:
+        self._whereabouts = Whereabouts(descriptor)
+
     def _on_stacks(self, descriptor: int) -> None:
         write_stack_on_signal(descriptor)
 
@@ -87,17 +96,21 @@ class _Worker:
         os.environ.clear()
         os.environ.update(variables)
         alias.install_where_asked()
+        self._whereabouts.begin(Doing.INIT)
         try:
             call_init(init, index, count)
         except BaseException as error:
             self._give_up("worker_init_fn failed", error)
+        self._whereabouts.end()
 
     def _on_program(self, number: int, size: int, places: list[tuple[int, int]], descriptor: int) -> None:
+        self._whereabouts.begin(Doing.LOADING, number)
         try:
             with wire.track_pipeline_classes():
                 self._programs[number] = load_shared(descriptor, size, places)
         except BaseException as error:
             self._give_up("a worker cannot load the pipeline", error)
+        self._whereabouts.end()
 
     def _give_up(self, what: str, error: BaseException) -> NoReturn:
         """Sends the consumer an error that ends the pool, and ends this worker."""
@@ -136,50 +149,104 @@ class _Worker:
         high: int,
         counts: list[int] | None,
         slot_number: int | None,
-        announces: bool,
+        careful: bool,
         row_by_row: bool,
         given: Any,
         descriptor: int | None = None,
     ) -> None:
+        """Runs a task and sends its result.
+
+        Args:
+          careful: whether a worker has died over these positions. Then this one runs row by row and says which row it
+            is at, so that the pool knows which one kills. It sends each row as soon as it has it, so that a worker
+            that dies loses one row and not the block.
+          given: (size, places, first position) of the rows in `descriptor`, or the start of a stream.
+        """
         self._channel.send(("begun", task))
         start = time.perf_counter()
+        runs, where = self._programs[program], self._whereabouts
+        pack = functools.partial(pack_result, runs, row_by_row=row_by_row)
         slot = self._get_slot(slot_number)
-
-        def count_before(step: int, count: int) -> int:
-            if counts is not None:
-                return counts[step]
-            self._channel.send(("count", task, step, count))
-            while (reply := self._channel.receive())[0][0] not in ("before", "abort"):
-                self._backlog.append(reply)  # the next task, which was sent before the count
-            if reply[0][0] == "abort":
-                raise Aborted
-            return reply[0][1]
-
-        def announce(low: int, high: int) -> None:
-            self._channel.send(("at", task, low, high))
-
+        answer: tuple[Any, ...]
         try:
+            first = low
             if descriptor is not None:
+                *given, first = given
                 given = load_shared(descriptor, *given)
             elif given is not None:
                 given = given[0], pickle.loads(given[1])
-            # A worker has died over this block. It announces each element, so that the pool knows which one kills.
-            announcing = announce if announces else None
-            in_place = None if slot is None else slot.make_array
-            result = run_task(self._programs[program], low, high, count_before, announcing, given, in_place)
-            if announces:
-                pack_each_row(self._programs[program], low, result, announce)
-            pack = functools.partial(wire.pack, slot=slot)
-            packed, details = pack_result(self._programs[program], result, pack, row_by_row)
-            self._largest_bytes = max(self._largest_bytes, packed.slot_bytes)
-            del result  # frees the rows while their copies are being sent
-            answer: tuple[Any, ...] = ("done", task, packed, details, time.perf_counter() - start)
+            if careful and isinstance(runs, Program):
+                self._run_rows(task, runs, low, high, counts, given, first, pack)
+                answer = ("rows", task)
+            else:
+                in_place = None if slot is None else slot.make_array
+                count_before = self._make_count_before(task, counts, "count")
+                announce = functools.partial(where.begin, Doing.ROW, task) if careful else None
+                where.begin(Doing.BLOCK, task, low, high)
+                result = run_task(runs, low, high, count_before, announce, given, in_place)
+                if announce is not None:
+                    pack_each_row(runs, low, result, announce)
+                    where.begin(Doing.BLOCK, task, low, high)
+                packed, details = pack(result, functools.partial(wire.pack, slot=slot))
+                self._largest_bytes = max(self._largest_bytes, packed.slot_bytes)
+                del result  # frees the rows while their copies are being sent
+                answer = ("done", task, packed, details, time.perf_counter() - start)
         except Aborted:
             answer = ("aborted", task)
         except Misfit:
             answer = ("misfit", task)
-        except SystemExit:
-            raise  # the user's function has called sys.exit, so the process ends
         except BaseException as error:
+            if must_end(error):
+                raise
             answer = ("failed", task, *pack_error(error))
+        where.end()
         self._channel.send_later(answer)  # in one message with the "begun" of the next task, if that is there
+
+    def _run_rows(
+        self,
+        task: int,
+        program: Program,
+        low: int,
+        high: int,
+        counts: list[int] | None,
+        given: Any,
+        first: int,
+        pack: Callable[..., Any],
+    ) -> None:
+        """Runs a task row by row, with nothing else in between, and sends each row, until one fails."""
+        where = self._whereabouts
+        while low < high:
+            start = time.perf_counter()
+            end = min(low + program.unit, high)
+            rows = None if given is None else blocks.part_of(given, low - first, end - first)
+            count_before = self._make_count_before(task, counts, "ask")
+            where.begin(Doing.ROW, task, low, end)
+            result = run_task(program, low, end, count_before, where.move, rows)
+            packed, details = pack(result, functools.partial(wire.pack, slot=None))
+            where.end()
+            self._channel.send(("row", task, end, packed, details, result.after, time.perf_counter() - start))
+            if has_failed(details):
+                break
+            low, counts = end, result.after
+
+    def _make_count_before(self, task: int, counts: list[int] | None, kind: str) -> CountBefore:
+        """A function that returns how many elements have reached a counting step before a block or row.
+
+        Args:
+          counts: these numbers, if they are known; otherwise the pool is asked, with a message of that `kind`.
+        """
+
+        def count_before(step: int, count: int) -> int:
+            self._whereabouts.count(step + 1)
+            if counts is not None:
+                return counts[step]
+            doing = self._whereabouts.pause()
+            self._channel.send((kind, task, step, count))
+            while (reply := self._channel.receive())[0][0] not in ("before", "abort"):
+                self._backlog.append(reply)  # the next task, which was sent before the count
+            if reply[0][0] == "abort":
+                raise Aborted
+            self._whereabouts.resume(doing)
+            return reply[0][1]
+
+        return count_before

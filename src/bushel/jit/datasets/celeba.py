@@ -86,7 +86,7 @@ class CelebADataset:
 
     Elements are {"image": uint8 (rows, columns, colours), "attributes": int32}. The data set decodes a whole split into
     memory, which takes 19 GB for "train". `make_disk_source` decodes images when the loader needs them. Decoding needs
-    `bushel[image]`.
+    the extra `image`.
 
     Args:
       split: "train", "valid" or "test".

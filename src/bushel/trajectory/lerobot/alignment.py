@@ -1,10 +1,68 @@
-"""Which frame of a video belongs to each row: the frame that is shown at the time of the row, within a tolerance."""
+"""Which frame of a video belongs to each row: the frame that is shown at the time of the row, within a tolerance.
+
+`find_overlaps` looks at the spans of time that episodes have in one video file, before any frame is looked for.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 _DRIFT = 0.1  # of the time between two rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """The time that an episode has in a video file, in seconds.
+
+    Attributes:
+      episode: its `episode_index`.
+      length: how many rows it has.
+      start_s: when its first frame is shown.
+      stop_s: when its frames end, as `meta` says; None if it does not say.
+    """
+
+    episode: int
+    length: int
+    start_s: float
+    stop_s: float | None
+
+
+def find_overlaps(spans: Sequence[Span], fps: float, tolerance_s: float = 1e-4) -> dict[int, str]:
+    """What is wrong with the spans of the episodes of one video file, by episode. Empty if nothing is.
+
+    The frames of an episode must lie within its span, and the spans of episodes must follow each other in the order of
+    the episodes, as lerobot writes them. All of it holds within half the time between two rows plus `tolerance_s`:
+    `from_timestamp` is a sum of rounded durations, and a span that is off by less than half a row leaves no doubt which
+    frames are meant.
+
+    >>> find_overlaps([Span(0, 10, 0.0, 1.0), Span(1, 10, 0.5, 1.5)], fps=10)[1]
+    'its span from 0.5 to 1.5 s begins before the end of episode 0, at 1 s'
+    """
+    slack, wrong = 0.5 / fps + tolerance_s, {}
+    before: Span | None = None
+    end = -np.inf  # of the spans so far
+    for span in sorted(spans, key=lambda one: one.episode):
+        needed = span.start_s + span.length / fps
+        stop = needed if span.stop_s is None else span.stop_s
+        if span.start_s < -slack:
+            wrong[span.episode] = f"its span begins at {span.start_s:.6g} s"
+        elif stop < needed - slack:
+            wrong[span.episode] = (
+                f"its span from {span.start_s:.6g} to {stop:.6g} s is too short for {span.length} rows at {fps:g} fps"
+            )
+        elif before is not None and span.start_s < end - slack:
+            wrong[span.episode] = (
+                f"its span from {span.start_s:.6g} to {stop:.6g} s begins before the end of episode {before.episode}, "
+                f"at {end:.6g} s"
+            )
+            # Which of the two is wrong cannot be seen.
+            wrong.setdefault(before.episode, f"its span ends at {end:.6g} s, after the begin of episode {span.episode}")
+        if max(stop, needed) > end:
+            before, end = span, max(stop, needed)
+    return wrong
 
 
 def align_frames(

@@ -27,11 +27,12 @@ from bushel.sources import file_access, local_files, paths
 from bushel.sources.optional_packages import import_package
 from bushel.sources.paths import Options, Path
 from bushel.trajectory.lerobot.depth_code import DepthCode, is_depth, read_depth_code
+from bushel.trajectory.lerobot.path_templates import fill_template
 
 T = TypeVar("T")
 
 DEFAULT_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
-_UNKNOWN = "language"
+_UNKNOWN = "unknown"
 """The dtype of features that are left out: those of later versions of the format."""
 _EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -43,7 +44,7 @@ class Feature:
 
     Attributes:
       name: its name, such as "observation.state".
-      dtype: the name of a NumPy dtype, or "string", "image" or "video".
+      dtype: the name of a NumPy dtype, or "string", "image", "video" or "language" (a list of messages in each row).
       shape: the shape of one entry. Of images it is (height, width, channels), also where the file says it otherwise.
       depth: for depth in videos, what the codes of its frames mean.
     """
@@ -61,15 +62,22 @@ class Feature:
     @property
     def is_number(self) -> bool:
         """Whether an entry is an array of numbers."""
-        return not self.is_picture and self.dtype != "string"
+        return not self.is_picture and self.dtype not in ("string", "language")
 
 
 @dataclasses.dataclass(frozen=True)
 class VideoPlace:
-    """Where the frames of one episode and camera are: a file, and the time of the first frame in it, in seconds."""
+    """Where the frames of one episode and camera are: a file, and the span of time in it, in seconds.
+
+    Attributes:
+      path: the name of the file in the folder of the data set.
+      start_s: when the first frame is shown.
+      stop_s: when the next episode begins, as `meta` says; None if it does not say.
+    """
 
     path: str
     start_s: float
+    stop_s: float | None = None
 
 
 class LeRobotFolder:
@@ -111,6 +119,16 @@ class LeRobotFolder:
             raise ValueError(f"{self._show('meta/info.json')}: features must be a dict, it is {type(features)}.")
         self.features = {name: self._feature(name, entry) for name, entry in features.items()}
         self.features = {name: feature for name, feature in self.features.items() if feature.dtype != _UNKNOWN}
+        self._check_templates()
+
+    def _check_templates(self) -> None:
+        """Raises DamagedFile if a template of names of files is not one of this version of the format."""
+        fields = ("episode_chunk", "episode_index") if self.version == 2 else ("chunk_index", "file_index")
+        numbers = dict.fromkeys(fields, 0)
+        if self.info.get("data_path"):
+            self._fill("data_path", self.info["data_path"], **numbers)
+        for camera in self.cameras if self.info.get("video_path") else ():
+            self._fill("video_path", self.info["video_path"], video_key=camera.name, **numbers)
 
     def _feature(self, name: str, entry: Any) -> Feature:
         try:
@@ -131,17 +149,19 @@ class LeRobotFolder:
                     "encoded is not known, so it is left out.",
                     stacklevel=4,
                 )
-                dtype = _UNKNOWN
+                return Feature(name, _UNKNOWN, shape)
         if dtype in ("image", "video"):
             names = entry.get("names") or ()
             first = next(iter(names), None) if isinstance(names, list) else None
             if len(shape) == 3 and (first in ("channels", "channel", "rgb") or (first is None and shape[0] in (1, 3))):
                 shape = (*shape[1:], shape[0])
-        elif dtype not in ("string", _UNKNOWN):
-            try:
-                np.dtype(dtype)
-            except TypeError:
-                dtype = _UNKNOWN
+        elif dtype not in ("string", "language") and not _is_number(dtype):
+            warnings.warn(
+                f"{self._show('meta/info.json')}: the feature {name!r} has the dtype {dtype!r}, which is not known, so "
+                "it is left out.",
+                stacklevel=4,
+            )
+            dtype = _UNKNOWN
         return Feature(name, dtype, shape, depth)
 
     def _need(self, name: str) -> Any:
@@ -208,7 +228,7 @@ class LeRobotFolder:
     def _probe(self, template: str) -> Iterator[str]:
         chunk, number = 0, 0
         while True:
-            name = template.format(chunk_index=chunk, file_index=number)
+            name = self._fill("data_path", template, chunk_index=chunk, file_index=number)
             if self._exists(name):
                 yield name
                 number += 1
@@ -253,13 +273,26 @@ class LeRobotFolder:
         """The texts of tasks by their `task_index`."""
         if self.version == 2:
             lines = self._lines("meta/tasks.jsonl")
-            return {int(line["task_index"]): str(line["task"]) for line in lines}
+            return self._check_tasks("meta/tasks.jsonl", [(line["task_index"], line["task"]) for line in lines])
         table = self.parquet("meta/tasks.parquet").read()
         names = [name for name in table.column_names if name != "task_index"]
         if "task_index" not in table.column_names or not names:
             raise DamagedFile(f"{self._show('meta/tasks.parquet')} has the columns {table.column_names}; it needs two.")
         text = "task" if "task" in names else names[-1]
-        return dict(zip(table["task_index"].to_pylist(), map(str, table[text].to_pylist())))
+        pairs = zip(table["task_index"].to_pylist(), table[text].to_pylist())
+        return self._check_tasks("meta/tasks.parquet", list(pairs))
+
+    def _check_tasks(self, name: str, pairs: list[tuple[Any, Any]]) -> dict[int, str]:
+        """The texts by number. A number with two texts, or without one, raises DamagedFile."""
+        tasks: dict[int, str] = {}
+        for number, text in pairs:
+            if not isinstance(number, int) or not isinstance(text, str) or tasks.get(number, text) != text:
+                raise DamagedFile(
+                    f"{self._show(name)}: the task with task_index {number!r} is {text!r}"
+                    f"{f' and {tasks[number]!r}' if number in tasks else ''}; each number needs one text."
+                )
+            tasks[number] = text
+        return tasks
 
     @functools.cached_property
     def episode_facts(self) -> dict[int, dict[str, Any]]:
@@ -284,7 +317,7 @@ class LeRobotFolder:
             return dict(enumerate(self._list(template, "data/*/*.parquet")))
         chunks = int(self.info.get("chunks_size") or 1000)
         return {
-            episode: template.format(episode_chunk=episode // chunks, episode_index=episode)
+            episode: self._fill("data_path", template, episode_chunk=episode // chunks, episode_index=episode)
             for episode in self.episode_facts
         }
 
@@ -295,7 +328,8 @@ class LeRobotFolder:
             raise ValueError("meta/info.json has no video_path")
         if self.version == 2:
             chunk = episode // int(self.info.get("chunks_size") or 1000)
-            return VideoPlace(template.format(episode_chunk=chunk, video_key=camera, episode_index=episode), 0.0)
+            place = {"episode_chunk": chunk, "video_key": camera, "episode_index": episode}
+            return VideoPlace(self._fill("video_path", template, **place), 0.0)
         facts = self.episode_facts.get(episode)
         if facts is None:
             raise ValueError("meta/episodes has no row for it")
@@ -305,8 +339,17 @@ class LeRobotFolder:
             if not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ValueError(f"meta/episodes has no value for videos/{camera}/{part}, it is {value}")
             values.append(value)
-        path = template.format(video_key=camera, chunk_index=int(values[0]), file_index=int(values[1]))
-        return VideoPlace(path, float(values[2]))
+        place = {"video_key": camera, "chunk_index": int(values[0]), "file_index": int(values[1])}
+        stop = facts.get(f"videos/{camera}/to_timestamp")
+        stop_s = float(stop) if isinstance(stop, (int, float)) and math.isfinite(stop) else None
+        return VideoPlace(self._fill("video_path", template, **place), float(values[2]), stop_s)
+
+    def _fill(self, name: str, template: Any, **values: int | str) -> str:
+        """The name of a file by a template of `meta/info.json`. An unusual template raises DamagedFile."""
+        try:
+            return fill_template(template, **values)
+        except ValueError as error:
+            raise DamagedFile(f"{self._show('meta/info.json')}: {name} is wrong: {error}.") from None
 
     # Statistics and splits.
 
@@ -357,6 +400,14 @@ class LeRobotFolder:
 
     def __repr__(self) -> str:
         return f"LeRobotFolder({redact.show(self.path)}: v{self.version}, {self.fps:g} fps)"
+
+
+def _is_number(dtype: str) -> bool:
+    """Whether a dtype of `meta/info.json` is one of numbers."""
+    try:
+        return np.dtype(dtype).kind in "biuf"
+    except TypeError:
+        return False
 
 
 def aggregate_statistics(parts: list[Mapping[str, Any]]) -> dict[str, dict[str, np.ndarray]]:

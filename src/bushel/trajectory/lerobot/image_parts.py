@@ -19,6 +19,7 @@ import numpy as np
 
 from bushel.base import redact, sealed
 from bushel.base.errors import DamagedFile
+from bushel.index import words
 from bushel.sources.parquet import ParquetDataSource
 from bushel.sources.paths import Options
 from bushel.trajectory.encoded_images import ImageParts
@@ -134,7 +135,7 @@ class LeRobotImages(ImageParts):
     def _read_rows(self, record: int, rows: list[int]) -> list[bytes]:
         number = record - len(self._catalog.videos)
         name, source = self._catalog.images[number], self._open_rows(number)
-        distinct, back = np.unique(np.array(rows, np.int64), return_inverse=True)
+        distinct, back = words.find_distinct(np.array(rows, np.int64))
         found: Any = source.__getitems__(distinct)
         contents = [self._get_content(found[place][name], record, row) for place, row in enumerate(distinct.tolist())]
         return [contents[place] for place in back.tolist()]

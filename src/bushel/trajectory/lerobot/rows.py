@@ -1,12 +1,13 @@
 """The rows of a LeRobot data set as arrays, ordered by episode and frame. The rows themselves say what an episode is.
 
 `meta` names files and lengths that are wrong in many data sets, so only the columns `episode_index` and `frame_index`
-of the rows count. Images in rows are not read here.
+of the rows count. Images in rows are not read here. `column_values.py` converts the columns.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,8 @@ from bushel.base import redact
 from bushel.base.errors import DamagedFile
 from bushel.base.progress import Progress
 from bushel.sources.optional_packages import import_package
+from bushel.trajectory.lerobot.column_values import convert_column
 from bushel.trajectory.lerobot.dataset_folder import DEFAULT_COLUMNS, Feature, LeRobotFolder
-from bushel.trajectory.numpy_or_jax import to_objects
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,12 +52,13 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> Rows:
     pieces: list[dict[str, np.ndarray]] = []
     counts: list[int] = []
     lost: dict[str, str] = {}
+    extra: dict[str, None] = {}
     names = list(folder.data_files.values())
     progress = Progress("rows of the data set", len(names), unit="files")
     for number, name in enumerate(names):
         count = 0
         try:
-            piece = _read_file(folder, name, wanted)
+            piece = _read_file(folder, name, wanted, extra)
             count = len(piece["episode_index"])
             pieces.append(piece)
         except (ValueError, OSError) as error:
@@ -66,6 +68,12 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> Rows:
         counts.append(count)
         progress.show(number + 1)
     progress.end()
+    if extra:
+        warnings.warn(
+            f"{redact.show(folder.path)}: the files of rows have the columns {', '.join(map(repr, extra))}, which "
+            "meta/info.json does not name. They are left out.",
+            stacklevel=5,
+        )
     if not pieces:
         first = next(iter(lost.values()), "there is no Parquet file in the folder data")
         raise DamagedFile(f"{redact.show(folder.path)}: no file of rows can be read: {first}")
@@ -87,7 +95,10 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> Rows:
 _DEFAULT_DTYPES = dict(zip(DEFAULT_COLUMNS, ("float32", "int64", "int64", "int64", "int64")))
 
 
-def _read_file(folder: LeRobotFolder, name: str, wanted: list[Feature]) -> dict[str, np.ndarray]:
+def _read_file(
+    folder: LeRobotFolder, name: str, wanted: list[Feature], extra: dict[str, None]
+) -> dict[str, np.ndarray]:
+    """The wanted columns of a file. Columns that `meta/info.json` does not name are added to `extra`."""
     arrow: Any = import_package("pyarrow", "parquet", "LeRobot data sets")
     shown = f"{redact.show(folder.path)}/{name}"
     try:
@@ -95,6 +106,8 @@ def _read_file(folder: LeRobotFolder, name: str, wanted: list[Feature]) -> dict[
     except FileNotFoundError:
         raise FileNotFoundError(f"{shown} is missing.") from None
     there = file.schema_arrow.names
+    stated = {*folder.info["features"], *DEFAULT_COLUMNS}
+    extra |= dict.fromkeys(column for column in there if column not in stated)
     missing = [feature.name for feature in wanted if feature.name not in there]
     if missing:
         raise DamagedFile(
@@ -105,41 +118,11 @@ def _read_file(folder: LeRobotFolder, name: str, wanted: list[Feature]) -> dict[
         table = file.read(columns=[feature.name for feature in wanted])
     except (arrow.ArrowException, OSError) as error:
         raise DamagedFile(f"{shown} cannot be read: {error}") from error
-    episode = _convert(table["episode_index"], _INDEX, shown, None)
-    return {feature.name: _convert(table[feature.name], feature, shown, episode) for feature in wanted}
+    episode = convert_column(table["episode_index"], _INDEX, shown, None)
+    return {feature.name: convert_column(table[feature.name], feature, shown, episode) for feature in wanted}
 
 
 _INDEX = Feature("episode_index", "int64", (1,))
-
-
-def _convert(column: Any, feature: Feature, shown: str, episode: np.ndarray | None) -> np.ndarray:
-    """A column of Parquet as an array: numbers with the shape of the feature, texts as objects."""
-    types: Any = import_package("pyarrow", "parquet", "LeRobot data sets").types
-    count = len(column)
-    if feature.dtype == "string":
-        return to_objects([value if isinstance(value, str) else "" for value in column.to_pylist()])
-    shape = () if feature.shape == (1,) else feature.shape
-    size = int(np.prod(shape, dtype=np.int64))
-    values = column.combine_chunks()
-    values = values.combine_chunks() if hasattr(values, "combine_chunks") else values
-    while types.is_list(values.type) or types.is_large_list(values.type) or types.is_fixed_size_list(values.type):
-        values = values.flatten()
-    if not types.is_primitive(values.type) or len(values) != count * size or values.null_count:
-        where = _first_odd(column, size, episode)
-        raise DamagedFile(
-            f"{shown} has another schema than meta/info.json: {feature.name!r} should have {size} numbers in each "
-            f"row, shape {list(feature.shape)}, but the column is {column.type} with {len(values)} numbers in {count} "
-            f"rows{where}."
-        )
-    return values.to_numpy(zero_copy_only=False).astype(feature.dtype).reshape(count, *shape)
-
-
-def _first_odd(column: Any, size: int, episode: np.ndarray | None) -> str:
-    """Where the first row with another number of values is, for a message."""
-    for row, value in enumerate(column.to_pylist()):
-        if np.size(np.asarray(value, dtype=object)) != size or value is None:
-            return f"; the first such row is row {row}" + ("" if episode is None else f" of episode {episode[row]}")
-    return ""
 
 
 def _find_faults(rows: Rows, folder: LeRobotFolder, names: list[str], tolerance_s: float, starts: np.ndarray) -> None:

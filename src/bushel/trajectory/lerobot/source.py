@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ class LeRobotSource:
     The entries are lerobot's: the features by name, `<name>_is_pad` for windows, and `task`. Two things differ.
     Pictures are uint8 (height, width, channels), which is a quarter of the memory; `float_images=True` gives lerobot's
     float32 (channels, height, width) between 0 and 1. Numbers are NumPy arrays: float32, int64 or bool, as in lerobot.
+    `language_persistent` and `language_events` (lerobot 0.6) are lists of messages, which are dicts.
 
     A batch is read in one plan: `bushel.MapDataset.source(LeRobotSource(...)).shuffle(seed=0).batch(32)`.
 
@@ -139,12 +141,25 @@ class LeRobotSource:
                 pictures[name] = rows
                 tree[name] = None
             else:
-                tree[name] = _narrow(column.take(rows))
+                tree[name] = self._narrow(name, column.take(rows))
             if outside is not None:
                 tree[f"{name}_is_pad"] = outside
         tree |= self._read_pictures(pictures)
         tree[TASK] = self._texts[self._table.columns[TASK].codes[row]]
         return Columns(tree, len(places))
+
+    def _narrow(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Numbers with lerobot's dtypes: float32, int64 and bool. Texts as str, messages as lists of dicts."""
+        if values.dtype.kind == "f":
+            return values.astype(np.float32, copy=False)
+        if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
+            raise ValueError(f"{name!r} has {values.max()}, which does not fit into int64, the type of integers here.")
+        if values.dtype.kind in "iu":
+            return values.astype(np.int64, copy=False)
+        if values.dtype != object:
+            return values
+        read = json.loads if self.folder.features[name].dtype == "language" else bytes.decode
+        return to_objects([read(value) for value in values.ravel()]).reshape(values.shape)
 
     @functools.cached_property
     def _texts(self) -> np.ndarray:
@@ -246,15 +261,6 @@ def _choose_episodes(table: Episodes, episodes: Sequence[int] | None, folder: Le
             f"{len(table)}, numbered from {table.numbers[0]} to {table.numbers[-1]}."
         )
     return np.flatnonzero(np.isin(table.numbers, wanted))
-
-
-def _narrow(values: np.ndarray) -> np.ndarray:
-    """Numbers with lerobot's dtypes: float32, int64 and bool. Texts as str."""
-    if values.dtype.kind == "f":
-        return values.astype(np.float32, copy=False)
-    if values.dtype.kind in "iu":
-        return values.astype(np.int64, copy=False)
-    return np.vectorize(bytes.decode, otypes=[object])(values) if values.dtype == object else values
 
 
 def _describe_steps(steps: Mapping[str, np.ndarray]) -> dict[str, list[int]]:

@@ -25,8 +25,8 @@ from bushel.state.digest import whole_digest
 from bushel.trajectory import episodes as tables
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.frame_columns import Images, Numbers, Texts
-from bushel.trajectory.lerobot.alignment import align_frames
-from bushel.trajectory.lerobot.dataset_folder import Feature, LeRobotFolder
+from bushel.trajectory.lerobot.alignment import Span, align_frames, find_overlaps
+from bushel.trajectory.lerobot.dataset_folder import Feature, LeRobotFolder, VideoPlace
 from bushel.trajectory.lerobot.depth_code import DepthCode
 from bushel.trajectory.lerobot.image_parts import Catalog, LeRobotImages
 from bushel.trajectory.lerobot.rows import Rows, read_rows
@@ -36,7 +36,7 @@ from bushel.trajectory.video.packet_table import PacketTable, PacketTables, read
 
 BadEpisodes = Literal["raise", "drop", "mask"]
 TASK = "task"
-_FORMAT = 2
+_FORMAT = 3
 _THREADS = 8
 
 
@@ -90,6 +90,7 @@ def open_table(
 def _build(folder: LeRobotFolder, tolerance_s: float, bad_episodes: BadEpisodes) -> Episodes:
     rows = read_rows(folder, tolerance_s)
     _report_lengths(rows, folder)
+    _find_unknown_tasks(rows, folder)
     broken = [f"{text}" for text in rows.lost_files.values()] + list(rows.faults.values())
     if broken and bad_episodes == "raise":
         raise DamagedFile(
@@ -98,6 +99,12 @@ def _build(folder: LeRobotFolder, tolerance_s: float, bad_episodes: BadEpisodes)
         )
     videos = _Videos(folder, rows, tolerance_s)
     videos.find()
+    if videos.overlaps and bad_episodes == "raise":
+        raise DamagedFile(
+            f"{videos.overlaps[0]}{'' if len(videos.overlaps) == 1 else f' ({len(videos.overlaps)} faults in all)'}. "
+            "These episodes would get the frames of others. Correct from_timestamp and to_timestamp in meta/episodes, "
+            "or pass bad_episodes='drop' to leave out such episodes."
+        )
     dropped = set(rows.faults)
     if bad_episodes == "drop":
         dropped |= {episode for episode, _ in videos.faults}
@@ -134,6 +141,26 @@ def _report_lengths(rows: Rows, folder: LeRobotFolder) -> None:
         )
 
 
+def _find_unknown_tasks(rows: Rows, folder: LeRobotFolder) -> None:
+    """Notes episodes with a `task_index` that has no text. A data set without a file of tasks has no texts at all."""
+    try:
+        known = folder.tasks
+    except FileNotFoundError:
+        return
+    numbers = rows.columns["task_index"]
+    missing = ~np.isin(numbers, list(known))
+    owners = np.repeat(rows.episodes, rows.lengths)
+    file = "meta/tasks.jsonl" if folder.version == 2 else "meta/tasks.parquet"
+    for episode in np.unique(owners[missing]).tolist():
+        number = int(numbers[missing & (owners == episode)][0])
+        has = f"has the tasks {min(known)} to {max(known)}" if known else "has no tasks"
+        rows.faults.setdefault(
+            episode,
+            f"episode {episode}, task_index: {number} is not a task of the data set: "
+            f"{redact.show(folder.path)}/{file} {has}.",
+        )
+
+
 class _Videos:
     """Finds the frames of all episodes and cameras: the files, their packet tables, and what does not fit."""
 
@@ -148,18 +175,22 @@ class _Videos:
         self.places: dict[str, np.ndarray] = {}
         """For each camera the file and the frame of each row; (-1, 0) where there is a fault."""
         self.faults: dict[tuple[int, str], str] = {}
+        self.overlaps: list[str] = []
+        """Of these faults those whose episodes would get frames of other episodes."""
 
     def find(self) -> None:
         cameras = self._folder.cameras
         if not cameras:
             return
-        wanted: dict[tuple[int, str], Any] = {}
+        wanted: dict[tuple[int, str], VideoPlace] = {}
         for episode in self._rows.episodes.tolist():
             for camera in cameras:
                 try:
                     wanted[episode, camera.name] = self._folder.video_place(episode, camera.name)
                 except (ValueError, KeyError, IndexError) as error:
                     self._note(episode, camera.name, "", f"where its frames are is not known: {error}")
+        for key in self._check_spans(wanted):
+            del wanted[key]
         errors = self._open({place.path for place in wanted.values()})
         starts = np.cumsum(self._rows.lengths) - self._rows.lengths
         for camera in cameras:
@@ -170,6 +201,21 @@ class _Videos:
             for camera in cameras:
                 if (episode, camera.name) in wanted:
                     self._align(episode, camera.name, wanted[episode, camera.name], own, errors)
+
+    def _check_spans(self, wanted: Mapping[tuple[int, str], VideoPlace]) -> list[tuple[int, str]]:
+        """Notes the episodes and cameras whose spans in one file do not follow each other, and returns them."""
+        lengths = dict(zip(self._rows.episodes.tolist(), self._rows.lengths.tolist()))
+        files: dict[tuple[str, str], list[Span]] = {}
+        for (episode, camera), place in wanted.items():
+            span = Span(episode, lengths[episode], place.start_s, place.stop_s)
+            files.setdefault((place.path, camera), []).append(span)
+        found = []
+        for (path, camera), spans in files.items():
+            for episode, text in find_overlaps(spans, self._folder.fps, self._tolerance_s).items():
+                self._note(episode, camera, path, text)
+                self.overlaps.append(self.faults[episode, camera])
+                found.append((episode, camera))
+        return found
 
     def _open(self, paths: set[str]) -> dict[str, str]:
         """Reads the packet tables of files. Returns what is wrong with files that cannot be read."""
@@ -198,7 +244,7 @@ class _Videos:
         except DamagedFile as error:
             return file.size, str(error)
 
-    def _find_shape(self, camera: Feature, wanted: Mapping[tuple[int, str], Any]) -> tuple[int, int, int]:
+    def _find_shape(self, camera: Feature, wanted: Mapping[tuple[int, str], VideoPlace]) -> tuple[int, int, int]:
         """The size of a camera's frames: as `meta` says if a file has it, else that of the first file."""
         files = dict.fromkeys(place.path for (_, name), place in wanted.items() if name == camera.name)
         streams = [table.stream for table in (self.tables[self.names[file]] for file in files) if table is not None]
@@ -210,7 +256,7 @@ class _Videos:
             return (*camera.shape[:2], channels) if len(camera.shape) == 3 else (1, 1, channels)
         return (*sizes[0], channels)
 
-    def _align(self, episode: int, camera: str, place: Any, own: slice, errors: Mapping[str, str]) -> None:
+    def _align(self, episode: int, camera: str, place: VideoPlace, own: slice, errors: Mapping[str, str]) -> None:
         number = self.names[place.path]
         table = self.tables[number]
         if table is None:
@@ -281,9 +327,9 @@ def _make_table(folder: LeRobotFolder, rows: Rows, videos: _Videos, kept: np.nda
 
 
 def _make_tasks(folder: LeRobotFolder, numbers: np.ndarray) -> Texts | Numbers:
-    """The text of each row's task. A number without a text has an empty one."""
+    """The text of each row's task. Without a file of tasks all texts are empty."""
     distinct, codes = np.unique(numbers, return_inverse=True)
     with contextlib.suppress(FileNotFoundError):
         known = folder.tasks
-        return Texts(codes.astype(np.int32), to_objects([known.get(int(n), "").encode() for n in distinct]))
+        return Texts(codes.astype(np.int32), to_objects([known[int(n)].encode() for n in distinct]))
     return Texts(np.zeros(len(numbers), np.int32), to_objects([b""]))

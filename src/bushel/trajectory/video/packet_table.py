@@ -74,8 +74,9 @@ def demux(file: File) -> Index:
     """The index of a video file by PyAV, which reads the whole file."""
     av: Any = import_package("av", "video", "Video files")
     try:
-        # `metadata_errors`: names inside a damaged file need not be texts
-        with local_files.as_stream(file) as content, av.open(content, metadata_errors="replace") as container:
+        # Names inside a damaged file need not be texts. PyAV 19 accepts any bytes, and has no such argument.
+        lenient = {"metadata_errors": "replace"} if "metadata_errors" in (av.open.__doc__ or "") else {}
+        with local_files.as_stream(file) as content, av.open(content, **lenient) as container:
             video = container.streams.video[0]
             if video.codec_context is None:
                 raise DamagedFile(f"{file.name}: its video codec is not known, so it cannot be decoded.")

@@ -1,0 +1,45 @@
+"""Targets that are Python files: the arguments of the script, its folder on the search path, the names in it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+SCRIPT_COMMANDS = ("view", "inspect", "stats", "bench", "report")
+"""The commands whose target may be a Python file. What stands behind `--` are the arguments of that file."""
+
+
+def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of the command, and the arguments of its script.
+
+    >>> split_arguments(["view", "train.py:ds", "--", "--batch", "8"])
+    (['view', 'train.py:ds'], ['--batch', '8'])
+    >>> split_arguments(["run", "train.py", "--", "x"])  # this command hands over all words itself
+    (['run', 'train.py', '--', 'x'], [])
+    """
+    if not words or words[0] not in SCRIPT_COMMANDS or "--" not in words:
+        return list(words), []
+    place = list(words).index("--")
+    return list(words[:place]), list(words[place + 1 :])
+
+
+def enter_folder(target: str | None) -> None:
+    """Puts the folder of a script where `python train.py` puts it: at the front of `sys.path`.
+
+    There is now the folder of the command `bushel`, which `python train.py` would not search.
+    """
+    path = (target or "").rpartition(":")[0] or target or ""
+    if path.endswith(".py") and os.path.isfile(path) and not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+
+
+def list_names(options: argparse.Namespace) -> bool:
+    """Whether the target is a Python file without a name in it. If so, this prints the names that the user can add."""
+    from bushel.view.scripts import is_script, list_script  # here: `bushel --help` does not need it
+
+    if options.target is None or not is_script(options.target):
+        return False
+    print(list_script(options.target, options.command, options.script_arguments))
+    return True
