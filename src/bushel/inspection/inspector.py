@@ -10,22 +10,15 @@ from bushel.base import redact
 from bushel.graph import show
 from bushel.inspection import array_formats, episode_formats, record_formats
 from bushel.inspection.facts import Facts, list_columns
-from bushel.sources import file_access, output_folders
+from bushel.sources import file_access
+from bushel.sources.file_formats import find_format, is_array_file, is_whole_file, list_endings
 from bushel.sources.output_folders import join_path
 from bushel.sources.paths import Options, expand_path, is_url
 from bushel.sources.saved_elements import MANIFEST, Manifest
-from bushel.sources.shard_journals import final_name, is_staged
 from bushel.trajectory.episode_paths import Listing, explain_web_folder, file_exists, find_kind, is_web
-from bushel.view.paths import explain_folder
+from bushel.view.paths import find_folder_files, is_folder
 from bushel.view.scripts import is_python_target, is_script, show_target
 from bushel.view.targets import as_dataset, load_target
-
-_STREAMS = {(".tfrecord.gz", ".tfrecords.gz"): "TFRecord, compressed", (".tar",): "WebDataset (tar)"}
-_TABLES = {(".arrow", ".feather", ".ipc"): "Arrow", (".lance",): "Lance"}
-_STORES = {(".h5", ".hdf5"): "HDF5", (".zarr",): "Zarr"}
-_ARRAYS = {(".npy",): "NumPy array", (".npz",): "NumPy archive", (".safetensors",): "safetensors"}
-_PARQUET = {(".parquet",): "Parquet"}
-_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".wav", ".flac", ".mp3", ".mp4")
 
 
 def inspect_target(
@@ -75,10 +68,6 @@ def inspect_pipeline(given: Any, name: str = "") -> Facts:
 
 def _has_file(path: str, name: str, options: Options | None) -> bool:
     return Listing(path, options).has(name)
-
-
-def _is_folder(path: str, options: Options | None) -> bool:
-    return bool(Listing(path, options).names(2)) if is_url(path) else os.path.isdir(path)
 
 
 def _inspect_saved(facts: Facts, path: str, options: Options | None, scan: bool) -> Facts:
@@ -132,47 +121,21 @@ def _inspect_tfds(facts: Facts, path: str, options: Options | None, scan: bool) 
 
 def _find_files(path: str, options: Options | None) -> list[str]:
     """The files of a path: itself, what a pattern finds, or the files of a folder that have a format we know."""
-    if _find_format(path) is not None or not _is_folder(path, options):
+    if find_format(path) is not None or not is_folder(path, options):
         return file_access.find_files(path, options)
-    folder = output_folders.open_folder(path, options)
-    there = file_access.resolve_shards(map(folder.path, folder.names(deep=True)), options)
-    names = [name for name in there if not os.path.basename(name).startswith(".") and not is_staged(name)]
-    known = [name for name in names if _find_format(name) is not None]
-    files = known or [name for name in names if name.lower().endswith(_IMAGES)]
-    if not files:
-        raise explain_folder(path, names)
-    return [there[name] for name in sorted(files)]
-
-
-_KNOWN = {
-    ending: name
-    for table in (_STREAMS, _TABLES, _STORES, _ARRAYS, _PARQUET)
-    for endings, name in table.items()
-    for ending in endings
-} | {ending: name for endings, (name, _) in record_formats.FORMATS.items() for ending in endings}
-
-
-def _find_format(path: str) -> str | None:
-    """The format that the ending of a name stands for; shards such as "x.tfrecord-00000-of-00004" count, too."""
-    lowered = final_name(redact.remove_query(path)).rstrip("/").lower()
-    for ending in sorted(_KNOWN, key=len, reverse=True):
-        base, dash, number = lowered.rpartition("-of-")
-        shard = base.rpartition("-")[0] if dash and number.isdecimal() else lowered
-        if lowered.endswith(ending) or shard.endswith(ending):
-            return _KNOWN[ending]
-    return None
+    return find_folder_files(path, options)[1]
 
 
 def _inspect_files(
     facts: Facts, paths: list[str], options: Options | None, scan: bool, *, ending: str | None = None
 ) -> Facts:
-    kinds = {_find_format(ending or path): path for path in paths}
+    kinds = {find_format(ending or path): path for path in paths}
     if len(kinds) > 1:
-        named = ", ".join(sorted(str(kind or "unknown") for kind in kinds))
+        named = ", ".join(sorted("unknown" if kind is None else kind.name for kind in kinds))
         raise ValueError(f"{facts.target} has files of several formats ({named}): inspect them one by one.")
-    ((kind, first),) = kinds.items()
-    if kind is None:
-        if first.lower().endswith(_IMAGES):
+    ((found, first),) = kinds.items()
+    if found is None:
+        if is_whole_file(first):
             facts.format = "one file per record"
             return record_formats.inspect_whole_files(facts, paths, options)
         if is_web(first):
@@ -180,18 +143,25 @@ def _inspect_files(
         if is_url(first) and not file_exists(first, options):
             raise FileNotFoundError(f"{redact.show(first)} does not exist.")
         raise ValueError(
-            f"Bushel does not know the format of {redact.show(first)}: it ends in none of {', '.join(sorted(_KNOWN))}."
+            f"Bushel does not know the format of {redact.show(first)}: it ends in none of "
+            f"{', '.join(sorted(list_endings(readable=False)))}."
         )
-    facts.format = kind
-    if kind in _STREAMS.values():
+    facts.format = found.name
+    if found.source is None:
         return record_formats.inspect_streams(facts, paths, options, scan)
-    if kind == "Parquet":
-        return array_formats.inspect_parquet(facts, paths, options, scan)
-    if kind in _TABLES.values():
-        return array_formats.inspect_tables(facts, paths, options, scan)
-    if kind in _STORES.values():
-        return array_formats.inspect_stores(facts, paths, options, scan)
-    if kind in _ARRAYS.values():
+    if is_array_file(found):
         return array_formats.inspect_arrays(facts, paths, options, scan)
-    open_source = next(load for name, load in record_formats.FORMATS.values() if name == kind)
-    return record_formats.inspect_records(facts, paths, open_source, options, scan)
+    inspect = _BY_FORMAT.get(found.name)
+    if inspect is not None:
+        return inspect(facts, paths, options, scan)
+    return record_formats.inspect_records(facts, paths, found.load_source, options, scan)
+
+
+_BY_FORMAT = {
+    "Parquet": array_formats.inspect_parquet,
+    "Arrow": array_formats.inspect_tables,
+    "Lance": array_formats.inspect_tables,
+    "HDF5": array_formats.inspect_stores,
+    "Zarr": array_formats.inspect_stores,
+}
+"""What describes the files of a format. The others are files of records."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import os
@@ -17,7 +16,6 @@ from bushel.inspection.facts import Column, Facts, FileFacts, list_columns, name
 from bushel.sources import file_access
 from bushel.sources.checksums import check_checksums
 from bushel.sources.paths import Options
-from bushel.sources.source_by_path import TEXTS
 
 READ_ERRORS = (OSError, ValueError, EOFError, ArithmeticError, LookupError)
 """What reading a file may raise that is damaged, missing, or of another format than its name says.
@@ -32,18 +30,6 @@ _COUNTED_BYTES = 1 << 30
 """Formats whose records can only be counted by reading the files are counted up to this size."""
 _BLOCK = 256
 _MOST_DAMAGE = 20
-
-
-def _load(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(f"bushel.sources.{module}"), name)
-
-
-FORMATS: dict[tuple[str, ...], tuple[str, Callable[[], Any]]] = {
-    (".array_record", ".arrayrecord"): ("ArrayRecord", lambda: _load("array_record", "ArrayRecordDataSource")),
-    (".tfrecord", ".tfrecords"): ("TFRecord", lambda: _load("tfrecord", "TFRecordDataSource")),
-    (".bagz", ".bag"): ("Bagz", lambda: _load("bagz", "BagzDataSource")),
-    TEXTS: ("lines of text", lambda: _load("text_lines", "LineDataSource")),
-}
 
 
 def inspect_records(

@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 from typing import Any
 
 from bushel.base import redact
-from bushel.sources import compressed_files, file_access
+from bushel.sources import file_access, file_formats
 from bushel.sources.memory_sources import ArrayDataSource
 from bushel.sources.output_folders import join_path
 from bushel.sources.saved_elements import MANIFEST, SavedDataSource
-
-TEXTS = tuple(text + end for text in (".txt", ".jsonl", ".csv") for end in ("", *compressed_files.ENDINGS))
-"""The endings of text files, plain and compressed."""
-
-_BY_ENDING = {
-    (".array_record", ".arrayrecord"): ("array_record", "ArrayRecordDataSource"),
-    (".tfrecord", ".tfrecords"): ("tfrecord", "TFRecordDataSource"),
-    (".bagz", ".bag"): ("bagz", "BagzDataSource"),
-    (".parquet",): ("parquet", "ParquetDataSource"),
-    (".arrow", ".feather", ".ipc"): ("arrow", "ArrowDataSource"),
-    (".h5", ".hdf5"): ("hdf5", "HDF5DataSource"),
-    (".zarr",): ("zarr", "ZarrDataSource"),
-    (".lance",): ("lance", "LanceDataSource"),
-    TEXTS: ("text_lines", "LineDataSource"),
-}
-_ARRAYS = (".npy", ".npz", ".safetensors")
-_SHARD = re.compile(r"-[\d?*]+(-of-[\d?*]+)?$")
-"""What follows the ending in the name of a shard, or in a pattern of them: "train.tfrecord-00000-of-00004"."""
 
 
 class UnknownFormat(ValueError):
@@ -55,20 +36,17 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
     >>> folder.cleanup()
     """
     text = os.fspath(path)
-    lowered = _SHARD.sub("", redact.remove_query(text).rstrip("/").lower())
     options: dict[str, Any] = {} if storage_options is None else {"storage_options": storage_options}
-    for endings, (module, name) in _BY_ENDING.items():
-        if lowered.endswith(endings):
-            return getattr(importlib.import_module(f"bushel.sources.{module}"), name)(text, **options)
-    if lowered.endswith(_ARRAYS):
-        arrays = importlib.import_module("bushel.sources.array_files").load_arrays(text, **options)
-        return ArrayDataSource(arrays)
+    found = file_formats.find_format(text)
+    if found is not None and found.source is not None:
+        opened = found.load_source()(text, **options)
+        return ArrayDataSource(opened) if file_formats.is_array_file(found) else opened
     if _file_exists(join_path(text, MANIFEST), storage_options):
         return SavedDataSource(text, storage_options=storage_options)
     if _file_exists(join_path(text, "dataset_info.json"), storage_options):
         tfds = importlib.import_module("bushel.sources.tfds")
         return tfds.TFDSDataSource(text, tfds.get_only_split(text, storage_options), **options)
-    known = ", ".join(ending for endings in (*_BY_ENDING, _ARRAYS) for ending in endings)
+    known = ", ".join(file_formats.list_endings())
     raise UnknownFormat(
         f"Bushel does not know the format of {redact.show(text)}: it ends in none of {known}, and it is not a folder "
         "that ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources."
