@@ -1,4 +1,4 @@
-"""A folder opens as its files do: for every ending that `sources.open` reads, alone, in folders, and beside other files."""
+"""A folder opens as its files do: for every ending that `sources.open` reads, alone and beside other files."""
 
 from pathlib import Path
 
@@ -118,7 +118,7 @@ def test_shards_and_folders_of_classes_open(tmp_path):
 
 
 def test_a_folder_that_is_not_opened_says_why(tmp_path):
-    with pytest.raises(ValueError, match="has no files. Name a file"):
+    with pytest.raises(ValueError, match=r"has no files\. Name a file"):
         open_path(str(tmp_path))
     (tmp_path / "x.md").write_text("")
     with pytest.raises(ValueError, match="has 1 file, and none of a format that Bushel reads"):

@@ -22,6 +22,7 @@ from bushel.base.errors import describe_error
 from bushel.running.ports import taking_port
 from bushel.sources.optional_packages import import_package
 from bushel.view import panels
+from bushel.view.activity import Activity
 from bushel.view.queries import BadQuery, Query
 from bushel.view.session import Session
 
@@ -131,14 +132,23 @@ def build_app(session: Session, *, token: str, host: str = "127.0.0.1", embeddab
             return responses.PlainTextResponse("There is no such file.", status_code=404)
         return responses.Response(path.read_bytes(), media_type=_TYPES[path.suffix])
 
+    activity = Activity(session)
+
     def answer_with(function: Callable[[Query], Any]) -> Callable[[Any], Any]:
         def endpoint(request: Any) -> Any:  # Starlette calls it in a thread, since it is not async
-            status, body = answer(function, Query(request.query_params))
+            with activity.watch(request.headers.get("x-bushel-request", "")[:40]):
+                status, body = answer(function, Query(request.query_params))
             return responses.Response(to_json(body), status_code=status, media_type="application/json")
 
         return endpoint
 
-    routes = [routing.Route("/api/info", answer_with(lambda query: panels.describe_session(session)))]
+    async def describe_activity(request: Any) -> Any:  # not in a thread: all threads may be busy
+        return responses.Response(to_json(activity.describe()), media_type="application/json")
+
+    routes = [
+        routing.Route("/api/info", answer_with(lambda query: panels.describe_session(session))),
+        routing.Route("/api/activity", describe_activity),
+    ]
     for panel in panels.load():
         for name, function in panel.routes(session).items():
             routes.append(routing.Route(f"/api/{panel.name}/{name}", answer_with(function)))

@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { failure, h, notice } from "./dom.js";
 import { go, onChange, place } from "./place.js";
+import { showSigns } from "./sign.js";
 
 const main = document.getElementById("panel");
 const tabs = document.getElementById("tabs");
@@ -68,4 +69,5 @@ async function open() {
   }
 }
 
+showSigns(document.getElementById("sign"));
 open().catch((error) => main.replaceChildren(failure(error.message)));

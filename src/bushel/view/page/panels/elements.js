@@ -7,6 +7,8 @@ import { go, number, onChange } from "../place.js";
 export const title = "Elements";
 export const applies = (info) => info.steps.length > 0;
 
+const BETWEEN_MS = 100;
+
 export function render(element, api, info) {
   const last = info.steps.length - 1;
   let known = { length: null, endless: false, seekable: true, stream: false, rows: null };
@@ -87,11 +89,16 @@ export function render(element, api, info) {
   }
 
   async function show() {
+    const busy = request !== null;
     request?.abort();
     request = new AbortController();
     const { signal } = request;
-    const place = { step: number("step", -1), index: current(), row: number("row", -1), skips: number("skips", 0) };
     shown.setAttribute("aria-busy", "true");
+    box.value = current();
+    // The server goes on with a request that is aborted. Of a key that is held down, only the last one is asked for.
+    if (busy) await new Promise((resolve) => setTimeout(resolve, BETWEEN_MS));
+    if (signal.aborted) return;
+    const place = { step: number("step", -1), index: current(), row: number("row", -1), skips: number("skips", 0) };
     try {
       let answer;
       do {
@@ -106,6 +113,7 @@ export function render(element, api, info) {
       showControls();
       shown.replaceChildren(failure(error.message));
     }
+    request = null;
     shown.removeAttribute("aria-busy");
     shown.dataset.index = place.index;
   }
