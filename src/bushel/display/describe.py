@@ -6,21 +6,22 @@
 | scalar, none | a number or another small value | text |
 | text, texts | a text, or an array of texts | text; texts: [{text, times in a row}]; left_out |
 | bytes | bytes that are not text | text (hexadecimal), size |
-| image | an image | url, width, height, note, mask |
-| frames | several images: a stack, a window of time, a video | sprite, total, mask, rate, known |
-| rows | images of several windows: one `frames` for each row of a batch | items, left_out |
+| image | an image | url, width, height, note, mask, caption |
+| frames | several images: a stack, a window of time, a video | sprite, total, mask, rate, captions |
+| rows | images of several windows: one `frames` for each row of a batch | items, left_out, captions |
 | audio | a sound | url, rate, seconds, curve |
 | tokens | rows of tokens | see tokens.py |
 | array | any other array | summary, histogram, curve, curves, heat, slices, values, mask, constant |
 | failed | a part that cannot be shown | text |
 
-All have `type`: dtype and shape, or the name of the class. Large arrays are cut.
+All have `type`: dtype and shape, or the name of the class. Labels whose classes have names have `classes`: number and
+name of each. Large arrays are cut.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ import numpy as np
 from bushel.base import trees
 from bushel.display import kinds, media
 from bushel.display.encoded import decode_image, decode_video
+from bushel.display.labels import find_labels, join_captions
 from bushel.display.parts import open_container
 from bushel.display.tokens import describe_tokens
 
@@ -45,6 +47,8 @@ FRAMES = 32
 """How many images of a stack are shown."""
 STACKS = 8
 """How many rows of windows are shown."""
+CLASSES = 64
+"""How many labels of a batch are written with the names of their classes."""
 VALUES = 8
 """How many rows and columns of numbers are shown as numbers."""
 CURVES = 16
@@ -59,6 +63,8 @@ def describe_element(
     tokenizer: Any = None,
     decoder: Callable[[Any], np.ndarray] | None = None,
     draws: bool = True,
+    classes: Mapping[str, Sequence[str]] | None = None,
+    caption: str | None = None,
 ) -> dict[str, Any]:
     """What the page draws for an element.
 
@@ -67,18 +73,28 @@ def describe_element(
       tokenizer: an object with `decode(ids)`, for rows of tokens.
       decoder: decodes images that are still in their files: objects with `__bytes__`. By default as other images.
       draws: False leaves out pictures and sounds, for a terminal.
+      classes: the names of classes, by the path of the entry with their numbers, such as "label".
+      caption: what is written below a picture that has no label, such as the name of its folder.
 
     >>> describe_element({"label": 3})["items"][0]["value"]
     {'kind': 'scalar', 'type': 'int', 'text': '3'}
     """
-    return _Describer(tokenizer, decoder, draws).describe(element, "", {}, 0)
+    return _Describer(tokenizer, decoder, draws, classes or {}, caption).describe(element, "", {}, 0)
 
 
 class _Describer:
     """Describes one element. It counts what it has described, so that no element makes a page too large."""
 
-    def __init__(self, tokenizer: Any, decoder: Callable[[Any], np.ndarray] | None, draws: bool):
-        self._tokenizer, self._draws = tokenizer, draws
+    def __init__(
+        self,
+        tokenizer: Any,
+        decoder: Callable[[Any], np.ndarray] | None,
+        draws: bool,
+        classes: Mapping[str, Sequence[str]],
+        caption: str | None,
+    ):
+        self._tokenizer, self._draws, self._classes, self._caption = tokenizer, draws, classes, caption
+        self._path: list[str] = []
         self._decode = decoder or (lambda content: decode_image(bytes(content)))
         self._parts_left = PARTS
         self._bytes_left = MEDIA_BYTES
@@ -102,8 +118,11 @@ class _Describer:
         for name, part in itertools.islice(entries.items(), ENTRIES):
             if self._parts_left <= 0:
                 break
+            self._path.append(name)
             described = self.describe(part, name, arrays if kind == "dict" else {}, depth + 1)
+            self._path.pop()
             shown["items"].append({"key": name, "value": described})
+        self._add_captions(shown, entries, arrays)
         shown["left_out"] = len(entries) - len(shown["items"])
         drawn = {item["value"].get("mask") for item in shown["items"]}
         for item in shown["items"]:
@@ -111,6 +130,21 @@ class _Describer:
             if item["key"] in drawn or (kind == "dict" and kinds.is_beside_tokens(item["key"], entries)):
                 item["value"]["aside"] = True
         return shown
+
+    def _add_captions(self, shown: dict[str, Any], entries: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Writes the labels of a container below its pictures, and the names of classes beside their numbers."""
+        above = "".join(f"{name}/" for name in self._path)
+        classes = {name: self._classes[above + name] for name in arrays if above + name in self._classes}
+        labels = find_labels(arrays, classes)
+        for item in shown["items"]:
+            value, kind = item["value"], item["value"]["kind"]
+            if item["key"] in classes and kind in ("scalar", "array"):
+                value["classes"] = dict(labels).get(item["key"], [])[:CLASSES]
+            if kind == "image":
+                captions = join_captions(labels, 1) or ([self._caption] if self._caption else None)
+                value["caption"] = captions[0] if captions else ""
+            elif kind in ("frames", "rows"):
+                value["captions"] = join_captions(labels, len(entries[item["key"]])) or []
 
     def _describe_leaf(self, value: Any, name: str, beside: Mapping[str, Any]) -> dict[str, Any]:
         given, value = getattr(value, "dtype", None), _as_array(value)

@@ -46,7 +46,8 @@ def _draw_image(part: dict[str, Any]) -> str:
     scale = max(1, min(8, 160 // max(part["width"], part["height"], 1)))
     width = min(part["width"], 512) * scale
     style = "image-rendering:pixelated;max-width:100%" if scale > 1 else "max-width:100%"
-    return f'<img src="{_text(part["url"])}" style="width:{width}px;{style}">{_note(part.get("note"))}'
+    caption = f"<div>{_text(part['caption'])}</div>" if part.get("caption") else ""
+    return f'<img src="{_text(part["url"])}" style="width:{width}px;{style}">{caption}{_note(part.get("note"))}'
 
 
 def _draw_frames(part: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from bushel.base.contract import optional
 from bushel.base.errors import DamagedFile, TooLarge
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.decompression import decompress_zlib
+from bushel.sources.file_access import open_file
 from bushel.sources.media import decode_image
 from bushel.sources.paths import Options, Path, expand_path
 from bushel.sources.record_files import RecordSource
@@ -79,7 +80,7 @@ class TFDSDataSource:
         paths = [f"{text}/{file}" for file in shard_names(name, splits[split], kind)]
         if not paths:
             raise splits[split].wrong("names no files: its shardLengths are missing or empty")
-        self._name = f"{name}/{split}"
+        self._name, self._folder, self._options = f"{name}/{split}", text, redact.Options(storage_options or {})
         self._records = FORMATS[kind](paths, storage_options=storage_options)
         stated = sum(shard_lengths(splits[split]))
         if stated != len(self._records):
@@ -118,11 +119,35 @@ class TFDSDataSource:
                 f"{self._name}: example {index} does not match {self._described} ({type(error).__name__}: {error})."
             ) from error
 
+    def class_names(self) -> dict[str, list[str]]:
+        """The names of classes by the path of their feature, such as "label": of features that have a file of them."""
+        features = read_json(f"{self._folder}/features.json", self._options)
+        found = {}
+        for path in _list_class_labels(features, ()):
+            try:
+                file = open_file(f"{self._folder}/{'-'.join(path)}.labels.txt", self._options)
+            except FileNotFoundError:
+                continue
+            lines = file.read(0, file.size).decode(errors="replace").split("\n")
+            found["/".join(path)] = [line.strip() for line in lines if line.strip()]
+        return found
+
     def fingerprint(self) -> Any:
         return self._records.fingerprint()
 
     def __repr__(self) -> str:
         return f"TFDSDataSource({self._name}: {len(self)} records)"
+
+
+def _list_class_labels(spec: Entry, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The paths of the features that are numbers of classes."""
+    if "classLabel" in spec:
+        yield path
+    elif "featuresDict" in spec:
+        for name, entry in spec["featuresDict"]["features"].items():
+            yield from _list_class_labels(entry, (*path, name))
+    elif "sequence" in spec:
+        yield from _list_class_labels(spec["sequence"]["feature"], path)
 
 
 class Feature(abc.ABC):

@@ -47,7 +47,10 @@ function note(...texts) {
   return given.length ? h("p", { class: "note" }, given.join(" · ")) : null;
 }
 
-const drawScalar = (part) => h("code", { class: "value" }, part.text);
+const drawScalar = (part) => [h("code", { class: "value" }, part.text), part.classes?.length ? h("span", { class: "class-name" }, part.classes[0].split(" · ").slice(1).join(" · ")) : null];
+
+/** The label of a picture; its number and the name of its class. */
+const caption = (text) => (text ? h("span", { class: "caption", title: text }, text) : null);
 
 const drawText = (part) => [h("pre", { class: "text" }, part.text), leftOut(part.left_out, "characters")];
 
@@ -69,7 +72,7 @@ function picture(url, width, height, label) {
 
 function drawImage(part) {
   const image = picture(part.url, part.width, part.height, part.type || "image");
-  return [image, note(part.note, part.mask ? `hatched: hidden by ${part.mask}` : "")];
+  return [image, caption(part.caption), note(part.note, part.mask ? `hatched: hidden by ${part.mask}` : "")];
 }
 
 function drawFrames(part, load, path) {
@@ -100,7 +103,8 @@ function drawFrames(part, load, path) {
         large.replaceChildren(h("p", { class: "note" }, error.message));
       }
     };
-    return h("figure", { onclick: select }, canvas, h("figcaption", {}, name(n)));
+    const label = part.captions?.[name(n)];
+    return h("figure", { onclick: select, style: { width: `${Math.max(sprite.width * scale, label ? 84 : 0)}px` } }, canvas, h("figcaption", {}, name(n), caption(label)));
   });
   const strip = h("div", { class: "strip" }, frames);
   source.decode().then(
@@ -152,7 +156,7 @@ function player(part, paint, scale) {
 
 const drawRows = (part, load, path) => [
   part.items.map((item) =>
-    h("div", { class: "row" }, h("span", { class: "quiet" }, `row ${item.key}`),
+    h("div", { class: "row" }, h("span", { class: "quiet" }, `row ${item.key} `), caption(part.captions?.[Number(item.key)]),
       drawElement(item.value, { load, path: [...path, item.key] })),
   ),
   leftOut(part.left_out, "rows"),
@@ -220,6 +224,7 @@ function drawArray(part) {
   if (part.histogram && part.histogram.counts.length > 1) plots.push(bars(part.histogram));
   return [
     note(...facts),
+    part.classes?.length ? h("p", { class: "classes" }, part.classes.map((name) => h("span", {}, name))) : null,
     plots.length ? h("div", { class: "plots" }, plots) : null,
     leftOut(part.slices_left_out || 0, "slices"),
     part.values ? (plots.length

@@ -12,6 +12,7 @@ from bushel.display import describe_element
 from bushel.display.kinds import find_image_axes
 from bushel.display.parts import find_batch_size, find_part, take_row
 from bushel.trajectory.pixels import decode_image
+from bushel.view.class_names import ClassNames, name_folder
 from bushel.view.queries import BadQuery, Query, Routes
 from bushel.view.session import Reading, Session
 
@@ -19,16 +20,26 @@ from bushel.view.session import Reading, Session
 def routes(session: Session) -> Routes:
     """`read`: one element, described for the page. `part`: a part of it, such as one image of a stack in full size."""
 
+    classes = ClassNames(session)
+
     def read(query: Query) -> dict[str, Any]:
         number, row = query.integer("step", -1), query.integer("row", -1, low=-1)
         reading = session.read(number, query.integer("index", 0, low=0), skips=query.integer("skips", 0) == 1)
         answer = describe_reading(reading) | describe_step(session, number)
         if reading.has_element:
             element = reading.element
+            index = query.integer("index", 0, low=0)
+            names = {} if query.integer("skips", 0) == 1 else classes.find(number, index, element)
             answer["rows"] = count_rows(session, number, element)
             if row >= 0 and answer["rows"] is not None:
                 element = take_row(element, min(row, answer["rows"] - 1))
-            answer["element"] = describe_element(element, tokenizer=session.tokenizer, decoder=decode_image)
+            answer["element"] = describe_element(
+                element,
+                tokenizer=session.tokenizer,
+                decoder=decode_image,
+                classes=names,
+                caption=name_folder(session, number, element),
+            )
         return answer
 
     def part(query: Query) -> dict[str, Any]:
