@@ -251,7 +251,7 @@ def _place_of_window(
     frame = at % leaf.length
     episode = int(np.searchsorted(table.starts, frame, side="right")) - 1
     length, first = int(table.lengths[episode]), int(table.starts[episode])
-    name = _read_name(table, first)
+    name = read_name(table, first)
     return Place(
         dataset=name,
         episode=_number(table, episode),
@@ -288,8 +288,8 @@ def _recognize_source(source: Any, index: int, functions: list[OneParentMap]) ->
         episode = index % len(source)
         tree = functools.lru_cache(maxsize=1)(lambda: source[episode])
         return Place(
-            dataset=_name_episodes(source),
-            episode=_number_episode(source, episode),
+            dataset=name_episodes(source),
+            episode=number_episode(source, episode),
             time=None,
             times=np.arange(0),
             describe=source.describe(episode),
@@ -307,11 +307,12 @@ def _rebuild_source(source: Any, functions: list[OneParentMap], positions: np.nd
     return lambda number: dataset[int(positions[number])]
 
 
-def _name_episodes(source: RLDSEpisodes | LeRobotEpisodes | ArrayEpisodes) -> str:
+def name_episodes(source: RLDSEpisodes | LeRobotEpisodes | ArrayEpisodes) -> str:
+    """The name of the data set of whole episodes."""
     return redact.base_name(source._folder.path) if isinstance(source, LeRobotEpisodes) else source._name
 
 
-def _number_episode(source: RLDSEpisodes | LeRobotEpisodes | ArrayEpisodes, place: int) -> int:
+def number_episode(source: RLDSEpisodes | LeRobotEpisodes | ArrayEpisodes, place: int) -> int:
     """The number of an episode in its data set, where `source` may be a split of it. RLDS numbers each split."""
     if isinstance(source, LeRobotEpisodes):
         return source._number(int(source._positions[place]))
@@ -331,7 +332,8 @@ def _number(table: Episodes, episode: int) -> int:
     return episode if table.numbers is None else int(table.numbers[episode])
 
 
-def _read_name(table: Episodes, frame: int) -> str:
+def read_name(table: Episodes, frame: int) -> str:
+    """The name of the data set of a frame of a table; "" if it has none."""
     column = table.columns.get("dataset_name")
     return "" if column is None else column.take(np.array([frame]))[0].decode()
 

@@ -47,12 +47,14 @@ class Feature:
       dtype: the name of a NumPy dtype, or "string", "image", "video" or "language" (a list of messages in each row).
       shape: the shape of one entry. Of images it is (height, width, channels), also where the file says it otherwise.
       depth: for depth in videos, what the codes of its frames mean.
+      names: of a row of numbers, what each of them is, such as the names of joints; empty if the file does not say it.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     depth: DepthCode | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def is_picture(self) -> bool:
@@ -63,6 +65,14 @@ class Feature:
     def is_number(self) -> bool:
         """Whether an entry is an array of numbers."""
         return not self.is_picture and self.dtype not in ("string", "language")
+
+
+def _list_names(names: Any, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """The names of the numbers of a row: from a list, or from lists by group as in {"motors": [...]}. Else none."""
+    if isinstance(names, Mapping):
+        names = [name for group in names.values() if isinstance(group, list) for name in group]
+    fits = isinstance(names, list) and len(shape) == 1 and len(names) == shape[0]
+    return tuple(names) if fits and all(isinstance(name, str) for name in names) else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +172,7 @@ class LeRobotFolder:
                 stacklevel=4,
             )
             dtype = _UNKNOWN
-        return Feature(name, dtype, shape, depth)
+        return Feature(name, dtype, shape, depth, _list_names(entry.get("names"), shape))
 
     def _need(self, name: str) -> Any:
         if self.info.get(name) is None:

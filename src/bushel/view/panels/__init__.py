@@ -36,4 +36,7 @@ def load() -> list[Panel]:
 
 def describe_session(session: Session) -> dict[str, Any]:
     """What the page knows when it opens: the target, the steps, and what each panel says of itself."""
-    return session.describe() | {"panels": {panel.name: panel.about(session) for panel in load()}}
+    described = session.describe() | {"panels": {panel.name: panel.about(session) for panel in load()}}
+    if described["first"] == "elements" and described["panels"]["robots"]["applies"]:
+        described["first"] = "robots"  # what a policy is trained with
+    return described

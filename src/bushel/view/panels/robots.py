@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from bushel.display import media
+from bushel.view.episode_lists import EpisodeLists
+from bushel.view.joint_names import JointNames, choose_names
 from bushel.view.places import Place, comes_from_episodes, find_place
 from bushel.view.queries import BadQuery, Query, Routes
 from bushel.view.robot_elements import (
@@ -52,8 +54,8 @@ def _has_actions(session: Session) -> bool:
 
 
 def routes(session: Session) -> Routes:
-    """`show`: what a sample shows. `episode`: curves over the whole episode of a sample."""
-    reader = _Reader(session)
+    """`show`: what a sample shows. `episode`: curves over its whole episode. `episodes`: a list of all episodes."""
+    reader, names, lists = _Reader(session), JointNames(session), EpisodeLists(session)
 
     def show(query: Query) -> dict[str, Any]:
         step, index, row = _read_place(session, query)
@@ -85,7 +87,7 @@ def routes(session: Session) -> Routes:
             time=None if place is None else time,
             offsets=None if place is None else place.offsets,
         )
-        return answer | {"robot": bool(sample.actions or sample.cameras)} | _describe_sample(sample)
+        return answer | {"robot": bool(sample.actions or sample.cameras)} | _describe_sample(sample, names)
 
     def episode(query: Query) -> dict[str, Any]:
         step, index, row = _read_place(session, query)
@@ -93,9 +95,12 @@ def routes(session: Session) -> Routes:
         if place is None:
             return {"curves": []}
         curves = describe_episode(place.read_episode())
-        return {"curves": [_thin_out(curve) for curve in curves], "fps": place.fps}
+        return {"curves": [_thin_out(curve, names) for curve in curves], "fps": place.fps}
 
-    return {"show": show, "episode": episode}
+    def episodes(query: Query) -> dict[str, Any]:
+        return lists.list(query.integer("first", 0, low=0), query.integer("count", 50, low=1, high=500))
+
+    return {"show": show, "episode": episode, "episodes": episodes}
 
 
 class _Reader:
@@ -162,14 +167,14 @@ def _describe_place(place: Place, time: int, times: Sequence[int]) -> dict[str, 
     }
 
 
-def _describe_sample(sample: RobotSample) -> dict[str, Any]:
+def _describe_sample(sample: RobotSample, names: JointNames) -> dict[str, Any]:
     return {
         "dataset": sample.dataset,
         "instruction": sample.instruction,
         "cameras": [_describe_camera(camera) for camera in sample.cameras],
         "goals": [_describe_camera(camera) for camera in sample.goals],
-        "actions": [_describe_chunks(chunks) for chunks in sample.actions],
-        "states": [_describe_chunks(chunks) for chunks in sample.states],
+        "actions": [_describe_chunks(chunks, names) for chunks in sample.actions],
+        "states": [_describe_chunks(chunks, names) for chunks in sample.states],
     }
 
 
@@ -195,7 +200,7 @@ def _describe_camera(camera: Camera) -> dict[str, Any]:
     return {"name": camera.name, "frames": frames, "left_out": max(0, len(camera.frames) - FRAMES)}
 
 
-def _describe_chunks(chunks: Chunks) -> dict[str, Any]:
+def _describe_chunks(chunks: Chunks, names: JointNames) -> dict[str, Any]:
     slots, steps, width = chunks.values.shape
     # Dimensions that this robot does not have are padding in each step.
     there = np.flatnonzero(chunks.real.any(axis=(0, 1)))
@@ -207,6 +212,7 @@ def _describe_chunks(chunks: Chunks) -> dict[str, Any]:
         "padded_dimensions": width - len(there) if len(there) else 0,
         "left_out": max(0, len(there) - DIMENSIONS),
         "dimensions": drawn.tolist(),
+        "names": choose_names(names.find(chunks.name, width), drawn.tolist()),
         "x": [[*range(steps)]] * slots if chunks.times is None else chunks.times.tolist(),
         "has_times": chunks.times is not None,
         "y": np.moveaxis(chunks.values[:, :, drawn], -1, 1).tolist(),
@@ -214,12 +220,14 @@ def _describe_chunks(chunks: Chunks) -> dict[str, Any]:
     }
 
 
-def _thin_out(curve: Chunks) -> dict[str, Any]:
+def _thin_out(curve: Chunks, names: JointNames) -> dict[str, Any]:
     values = curve.values[0]
+    width = values.shape[1]
     step = -(-len(values) // POINTS)
     return {
         "name": curve.name,
         "x": list(range(0, len(values), step)),
         "y": values[::step, :DIMENSIONS].T.tolist(),
-        "left_out": max(0, values.shape[1] - DIMENSIONS),
+        "names": choose_names(names.find(curve.name, width), list(range(min(width, DIMENSIONS)))),
+        "left_out": max(0, width - DIMENSIONS),
     }

@@ -8,6 +8,11 @@ export const title = "Robots";
 export const applies = (info) => info.panels.robots.applies;
 
 const SMALL = 128; // pixels: smaller images are enlarged without smoothing
+const LARGE = 320; // pixels: how wide the frame of the element's own step is drawn, if all cameras fit beside each other
+const SMALLEST = 150; // pixels: and how wide at least
+const GAP = 20;
+const EARLIER = 120; // and the frames before it
+const LISTED = 50; // episodes that are asked for at once
 
 export async function render(element, api, info) {
   const box = h("input", { type: "number", min: 0, "aria-label": "element", onchange: () => move(Number(box.value)) });
@@ -19,13 +24,18 @@ export async function render(element, api, info) {
   const head = h("div", { class: "head" });
   const shown = h("div", { class: "shown" });
   const curves = h("div", { class: "curves" });
+  const list = listEpisodes(api, (at) => go({ step: at.step, index: at.index, row: null, time: null, of: null }));
   element.append(
-    h("div", { class: "controls" }, h("button", { "aria-label": "previous", onclick: () => move(number("index", info.start) - 1) }, "‹"),
-      h("label", {}, "element ", box), h("button", { "aria-label": "next", onclick: () => move(number("index", info.start) + 1) }, "›"), rows),
-    head,
-    h("div", { class: "scrubber", hidden: true }, play, slider, clock),
-    shown,
-    curves,
+    h("div", { class: "with-list" },
+      list.element,
+      h("div", { class: "sample" },
+        h("div", { class: "controls" }, h("button", { "aria-label": "previous", onclick: () => move(number("index", info.start) - 1) }, "‹"),
+          h("label", {}, "element ", box), h("button", { "aria-label": "next", onclick: () => move(number("index", info.start) + 1) }, "›"), rows,
+          h("span", { class: "quiet keys" }, h("kbd", {}, "←"), h("kbd", {}, "→"), " steps, ", h("kbd", {}, "shift"), " episodes")),
+        head,
+        h("div", { class: "scrubber", hidden: true }, play, slider, clock),
+        shown,
+        curves)),
   );
   const scrubber = element.querySelector(".scrubber");
 
@@ -42,7 +52,10 @@ export async function render(element, api, info) {
   const name = (at) => `${at.step}.${at.index}.${at.row}`;
   const move = (index) => Number.isFinite(index) && index >= 0 && go({ index, time: null, of: null });
   // `of` says to which sample a time belongs: another panel may go to another sample, and knows nothing of times.
-  const scrub = (position) => go({ time: times[position], of: name(sample()) }, { replace: true });
+  const scrub = (position) => {
+    slider.value = position; // before the answer: the next key goes on from here
+    go({ time: times[position], of: name(sample()) }, { replace: true });
+  };
 
   function start() {
     play.textContent = "❚❚";
@@ -80,7 +93,9 @@ export async function render(element, api, info) {
     row.max = Math.max(0, answer.rows - 1);
     rows.lastChild.textContent = ` of ${answer.rows}`;
     if (answer.progress) setTimeout(() => mine === latest && show(), 50); // a stream is read forward bit by bit
+    if (!answer.robot && place().panel === undefined && !answer.progress) return go({ panel: "elements" }, { replace: true });
     const problem = explain(answer);
+    list.show(answer.place);
     if (problem) {
       pause();
       head.replaceChildren();
@@ -99,8 +114,10 @@ export async function render(element, api, info) {
     slider.value = Math.max(0, times.indexOf(now));
     clock.textContent = now === null ? "" : `step ${now} of ${times.length ? times[times.length - 1] : 0}${fps ? ` · ${(now / fps).toFixed(2)} s` : ""}`;
     head.replaceChildren(...drawHead(answer));
+    const beside = Math.max(1, answer.cameras.length);
+    const wide = Math.max(SMALLEST, Math.min(LARGE, Math.floor((shown.clientWidth + GAP) / beside) - GAP));
     shown.replaceChildren(
-      h("div", { class: "pictures" }, answer.cameras.map((camera) => drawCamera(camera, "camera")), answer.goals.map((goal) => drawCamera(goal, "goal"))),
+      h("div", { class: "pictures" }, answer.cameras.map((camera) => drawCamera(camera, "camera", wide)), answer.goals.map((goal) => drawCamera(goal, "goal", Math.min(wide, 1.5 * SMALLEST)))),
       h("div", { class: "charts" }, answer.actions.map((chunks) => drawActions(chunks, now)), answer.states.map((chunks) => drawState(chunks))),
     );
     const key = JSON.stringify(at);
@@ -123,8 +140,8 @@ export async function render(element, api, info) {
     curves.replaceChildren(
       h("h2", {}, "The whole episode"),
       h("div", { class: "charts" }, overview.map((curve) => h("figure", { class: "episode", "data-name": curve.name },
-        h("figcaption", {}, curve.name, legend(curve.y.map((_, n) => n)), left(curve.left_out)),
-        jump(lines({ x: curve.x, series: curve.y.map((y, n) => ({ label: String(n), y })), marker: now, height: 130, width: 560, legend: false })),
+        h("figcaption", {}, curve.name, legend(curve.names), left(curve.left_out)),
+        jump(lines({ x: curve.x, series: curve.y.map((y, n) => ({ label: curve.names[n], y })), marker: now, height: 130, width: 560, legend: false })),
       ))),
     );
   }
@@ -153,7 +170,7 @@ export async function render(element, api, info) {
       return figure;
     }
     figure.append(
-      h("figcaption", {}, chunks.name, legend(chunks.dimensions), h("span", { class: "quiet" }, `${padded}${describePadding(real)}`), left(chunks.left_out), slots),
+      h("figcaption", {}, chunks.name, legend(chunks.names), h("span", { class: "quiet" }, `${padded}${describePadding(real)}`), left(chunks.left_out), slots),
       h("div", { "data-shaded": JSON.stringify(shade(x, real)) }, drawCurves(x, chunks, chosen, now, chunks.has_times ? "step" : "step of the chunk")),
     );
     return figure;
@@ -179,19 +196,119 @@ export async function render(element, api, info) {
   function drawState(chunks) {
     const name = h("figcaption", {}, chunks.name, h("span", { class: "quiet" }, describePadding(chunks.real[0])), left(chunks.left_out));
     if (chunks.x[0].length > 1) {
-      name.firstChild.after(legend(chunks.dimensions));
+      name.firstChild.after(legend(chunks.names));
       return h("figure", { class: "state", "data-name": chunks.name }, name, drawCurves(chunks.x[0], chunks, 0, null, chunks.has_times ? "step" : "slot"));
     }
     return h("figure", { class: "state", "data-name": chunks.name }, name, drawValues(chunks));
   }
 
+  /** Left and right: the steps of the episode, or elements where there are no steps. With shift: episodes. */
+  function onKey(event) {
+    if (event.target.matches?.("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (by === undefined && !(event.key === " " && times.length > 1 && !event.target.matches?.("button, summary"))) return;
+    event.preventDefault();
+    if (event.key === " ") play.click();
+    else if (event.shiftKey) list.go(by);
+    else if (times.length > 1) {
+      const next = Number(slider.value) + by;
+      if (next >= 0 && next < times.length) scrub(next);
+    } else move(number("index", info.start) + by);
+  }
+
   element.tabIndex = -1;
+  document.addEventListener("keydown", onKey);
   const stop = onChange(show);
-  await show();
+  show();
   return () => {
+    document.removeEventListener("keydown", onKey);
+    list.close();
     pause();
     stop();
     latest += 1;
+  };
+}
+
+/** The episodes with their lengths and instructions. `choose` goes to the element where one begins. */
+function listEpisodes(api, choose) {
+  const rows = h("div", { class: "rows-of-episodes", role: "listbox", "aria-label": "episodes", onkeydown: onKey });
+  const title = h("summary", {}, "Episodes");
+  const more = h("button", { class: "link", hidden: true, onclick: () => read() }, "more");
+  const element = h("details", { class: "episode-list", hidden: true, open: window.innerWidth > 900 }, title, rows, more);
+  const left = new AbortController();
+  const episodes = [];
+  let current = null;
+  let total = null;
+  let reading = false;
+
+  async function read() {
+    if (reading || (total !== null && episodes.length >= total)) return;
+    reading = true;
+    const wanted = episodes.length + LISTED;
+    try {
+      do { // one answer has as many as can be read in a moment
+        const answer = await api.get("robots/episodes", { first: episodes.length, count: wanted - episodes.length }, left.signal);
+        total = answer.total;
+        const several = new Set([...episodes, ...answer.episodes].map((one) => one.dataset)).size > 1;
+        for (const one of answer.episodes) {
+          episodes.push(one);
+          rows.append(drawRow(one, several));
+        }
+        element.hidden = total < 1;
+        title.textContent = `${count(total)} ${total === 1 ? "episode" : "episodes"}`;
+        more.hidden = episodes.length >= total;
+        mark();
+      } while (episodes.length < Math.min(wanted, total));
+    } catch (error) {
+      if (error.name !== "AbortError") rows.append(failure(error.message));
+    }
+    reading = false;
+  }
+
+  function drawRow(one, several) {
+    return h("button", { class: "episode-row", role: "option", "aria-selected": "false", disabled: one.index === null, title: one.text || "",
+      "data-episode": one.episode, "data-dataset": one.dataset, onclick: () => choose(one) },
+      h("b", {}, several && one.dataset ? `${one.dataset} ${one.episode}` : String(one.episode)),
+      h("span", { class: "quiet length" }, one.length === null ? "" : `${count(one.length)} steps`),
+      one.text ? h("span", { class: "text" }, one.text) : h("span", { class: "text quiet" }, one.text === "" ? "no instruction" : ""));
+  }
+
+  function mark() {
+    [...rows.children].forEach((row, n) => {
+      const own = current !== null && episodes[n]?.episode === current.episode && episodes[n].dataset === current.dataset;
+      row.setAttribute("aria-selected", String(own));
+      if (own && element.open) rows.scrollTop = Math.max(0, row.offsetTop - rows.clientHeight / 2);
+    });
+  }
+
+  const at = () => episodes.findIndex((one) => current && one.episode === current.episode && one.dataset === current.dataset);
+
+  function onKey(event) {
+    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (by === undefined) return;
+    event.preventDefault();
+    const row = document.activeElement?.closest(".episode-row");
+    const next = by > 0 ? row?.nextElementSibling : row?.previousElementSibling;
+    if (next?.matches("button:not(:disabled)")) {
+      next.focus();
+      next.click();
+    }
+  }
+
+  read();
+  return {
+    element,
+    show(found) {
+      current = found;
+      mark();
+    },
+    go(by) {
+      const wanted = episodes[at() + by];
+      if (!wanted || wanted.index === null) return;
+      current = wanted; // before the answer: the next key goes on from here
+      choose(wanted);
+    },
+    close: () => left.abort(),
   };
 }
 
@@ -227,32 +344,39 @@ function drawHead(answer) {
   ].filter(Boolean);
 }
 
-function drawCamera(camera, kind) {
+function drawCamera(camera, kind, large) {
+  const own = camera.frames.length - 1; // the last frame of a window is that of the element's own step
   return h("figure", { class: kind, "data-name": camera.name },
     h("figcaption", {}, kind === "goal" ? `goal: ${camera.name}` : camera.name, left(camera.left_out, "earlier frames")),
-    h("div", { class: "frames" }, camera.frames.map((frame) => {
+    h("div", { class: "frames" }, camera.frames.map((frame, n) => {
       const small = frame.size && Math.max(...frame.size) < SMALL;
+      const wide = frame.size ? fit(frame.size, n === own ? large : EARLIER) : EARLIER;
       const label = frame.time === null ? "" : `step ${frame.time}`;
       return h("div", { class: `frame${frame.real ? "" : " padded"}`, "data-time": frame.time },
         frame.url
-          ? h("div", { class: "picture" }, h("img", { src: frame.url, alt: `${camera.name} ${label}`, class: small ? "small" : "" }))
-          : h("div", { class: "empty" }, frame.error || "no image"),
+          ? h("div", { class: "picture" }, h("img", { src: frame.url, alt: `${camera.name} ${label}`, class: small ? "small" : "", style: { width: `${wide}px` } }))
+          : h("div", { class: "empty", style: { width: `${n === own ? large / 2 : EARLIER}px` } }, frame.error || "no image"),
         h("span", { class: "label" }, label, frame.real ? "" : h("em", {}, label ? " · padding" : "padding"), frame.note ? h("span", { class: "quiet" }, ` ${frame.note}`) : ""),
       );
     })),
   );
 }
 
+/** How wide an image is drawn whose longer side should have `wanted` pixels. */
+function fit([height, width], wanted) {
+  return Math.round((width * wanted) / Math.max(height, width));
+}
+
 /** The numbers of a single step, where there is no curve to draw. */
 function drawValues(chunks) {
   return h("dl", { class: `values${chunks.real[0][0] ? "" : " padded"}` },
-    chunks.y[0].map((y, n) => h("div", {}, h("dt", {}, String(chunks.dimensions[n])), h("dd", {}, format(y[0])))));
+    chunks.y[0].map((y, n) => h("div", {}, h("dt", {}, chunks.names[n]), h("dd", {}, format(y[0])))));
 }
 
 function drawCurves(x, chunks, slot, marker, xLabel) {
   return lines({
     x,
-    series: chunks.y[slot].map((y, n) => ({ label: String(chunks.dimensions[n]), y })),
+    series: chunks.y[slot].map((y, n) => ({ label: chunks.names[n], y })),
     shaded: shade(x, chunks.real[slot]),
     marker: chunks.has_times && marker !== null && marker > x[0] && marker <= x[x.length - 1] ? marker : null,
     height: 170,
@@ -280,9 +404,9 @@ function describePadding(real) {
   return padded === real.length ? " · all of it is padding" : ` · ${padded} of ${real.length} steps are padding`;
 }
 
-/** The numbers of dimensions in the colours of their curves. */
-function legend(dimensions) {
-  return h("span", { class: "legend" }, dimensions.map((dimension, n) => h("span", { style: { color: COLORS[n % COLORS.length] } }, String(dimension))));
+/** The names of dimensions, or their numbers, in the colours of their curves. */
+function legend(names) {
+  return h("span", { class: "legend" }, names.map((dimension, n) => h("span", { style: { color: COLORS[n % COLORS.length] } }, dimension)));
 }
 
 function left(number, what = "dimensions") {
