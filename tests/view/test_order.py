@@ -134,7 +134,7 @@ def test_shares_are_those_that_are_delivered(name):
     flat = np.concatenate(outputs) // 1000
     groups = [[0, 1], [2]] if name == "nested" else [[k] for k in range(len(shares.parts))]
     assert [one.elements for one in shares.parts] == [int(np.isin(flat, group).sum()) for group in groups]
-    assert sum(one.given for one in shares.parts) == pytest.approx(1)
+    assert sum(one.actual for one in shares.parts) == pytest.approx(1)
     assert len(inner) == (name == "nested")
     # The last point of each curve is the share over all outputs, and each point that of its prefix.
     for end, points in zip(shares.outputs, zip(*(one.curve for one in shares.parts)), strict=True):
@@ -146,7 +146,7 @@ def test_shares_are_those_that_are_delivered(name):
 def test_shares_that_are_asked_for():
     def asked(name, count=20):
         shares = measure_shares(trace_outputs(PIPELINES[name]()._node, first_outputs(count)))[0]
-        return [one.asked for one in shares.parts]
+        return [one.target for one in shares.parts]
 
     assert asked("exact") == [0.7, 0.3]
     assert asked("schedule", 40) == pytest.approx([(10 + 20 / 4) / 40, (20 * 3 / 4 + 10) / 40])
@@ -201,7 +201,7 @@ class Alternate(DatasetSelectionMap):
 def test_a_users_selection_is_asked_and_its_error_shown():
     ds = MapDataset.select_from_datasets([part(0), part(1)], Alternate())
     (shares,) = measure_shares(trace_outputs(ds._node, first_outputs(5)))
-    assert [(one.asked, one.elements) for one in shares.parts] == [(None, 3), (None, 2)]
+    assert [(one.target, one.elements) for one in shares.parts] == [(None, 3), (None, 2)]
     with pytest.raises(ValueError, match="no such choice"):
         trace_outputs(ds._node, first_outputs(9))
 

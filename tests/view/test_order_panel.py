@@ -7,11 +7,11 @@ from bushel.experimental import FirstFitPackIterDataset
 
 
 def rows_of(page):
-    """The table of shares as texts: name -> (asked, given, elements)."""
+    """The table of shares as texts: name -> (target, actual, elements)."""
     page.wait_for_selector(".mixture tbody tr")
     return {
         row.get_attribute("data-part"): tuple(
-            row.locator(f"td.{name}").inner_text() for name in ("asked", "given", "elements")
+            row.locator(f"td.{name}").inner_text() for name in ("target", "actual", "elements")
         )
         for row in page.locator(".mixture tbody tr").all()
     }
@@ -24,7 +24,7 @@ def test_shares_on_the_page_are_the_true_counts(open_page):
     page = open_page(ds, panel="order", outputs=40)
     table = rows_of(page)
     assert [int(elements) for _, _, elements in table.values()] == counts
-    assert [given for _, given, _ in table.values()] == [f"{count / 2.8:.2f} %" for count in counts]
+    assert [actual for _, actual, _ in table.values()] == [f"{count / 2.8:.2f} %" for count in counts]
     plot = page.locator(".mixture .plot").evaluate(
         "async (e) => { while (!e.plot) await new Promise(requestAnimationFrame); return e.plot.data; }"
     )

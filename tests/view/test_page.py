@@ -6,6 +6,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 from golden_data import GOLDEN
 from PIL import Image
 
@@ -156,6 +157,38 @@ def test_an_element_that_fails_shows_its_error_and_the_page_goes_on(open_page):
     page.get_by_role("button", name="Next").click()
     wait_for(page, 2)
     assert page.locator(".shown code").inner_text() == "2" and page.locator(".failure").count() == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_element_that_fails_leads_to_its_record(open_page, stream):
+    def check(x):
+        if x["number"] == 11:
+            raise ValueError("label 11 is missing")
+        return x
+
+    ds = MapDataset.source([{"number": n, "text": f"this is {n}"} for n in range(20)]).seed(1).shuffle()
+    ds = ds.map(check).batch(4)
+    failing = next(index for index in range(5) if any(one.record == 11 for one in ds.explain(index).records))
+    page = open_page(ds.to_iter_dataset() if stream else ds, panel="elements", index=failing)
+    page.wait_for_selector(".records button")
+    links = page.locator(".records button").all_inner_texts()
+    assert links[-1] == "Where it comes from"
+    assert sorted(links[:-1]) == sorted(f"record {one.record}" for one in ds.explain(failing).records)
+    assert links[0] == "record 11" and page.locator(".records .named").all_inner_texts() == ["record 11"]
+    page.locator(".records button").first.click()
+    wait_for(page, 11)
+    assert "this is 11" in page.locator(".shown").inner_text()
+    page.go_back()
+    page.locator(".records button", has_text="Where it comes from").click()
+    page.wait_for_selector("table.records")
+
+
+def test_plots_have_few_empty_bins(open_page):
+    numbers = np.append(np.arange(30) % 7, 5000)
+    page = open_page(MapDataset.source([{"numbers": numbers}]), panel="elements")
+    page.wait_for_selector(".plots .plot:last-child canvas")
+    _, counts = page.eval_on_selector(".plots .plot:last-child", "element => element.plot.data")
+    assert counts[:-1].count(0) < 10 and sum(counts[:-1]) == len(numbers)
 
 
 def test_a_stream_that_fails_goes_on_without_the_element(open_page):

@@ -169,10 +169,19 @@ def summarize(values: np.ndarray) -> dict[str, Any]:
     return out
 
 
-def histogram(values: np.ndarray, bins: int = 40) -> dict[str, Any] | None:
-    """Counts of values in `bins` intervals of equal width: {"edges": [...], "counts": [...]}.
+BINS = (40, 20, 10)
+"""How many bins a histogram may have. With ten bins, at most nine can be empty."""
+MOST_EMPTY = 9
 
-    None if no value is finite. Whole numbers get a bin of their own each, if they are few.
+
+def histogram(values: np.ndarray) -> dict[str, Any] | None:
+    """Counts of values in intervals of equal width: {"edges": [...], "counts": [...]}.
+
+    There are as many bins as have fewer than ten empty ones among them. Edges between whole numbers are halves, and all
+    bins then hold equally many whole numbers. None if no value is finite.
+
+    >>> histogram(np.array([1, 2, 2, 3]))
+    {'edges': [0.5, 1.5, 2.5, 3.5], 'counts': [1, 2, 1]}
     """
     sample = take_sample(values)
     if sample.dtype.kind not in "iufb":
@@ -182,13 +191,23 @@ def histogram(values: np.ndarray, bins: int = 40) -> dict[str, Any] | None:
     if not numbers.size:
         return None
     low, high = float(numbers.min()), float(numbers.max())
-    edges: np.ndarray | int = bins
-    if sample.dtype.kind in "iub" and high - low < bins:
-        edges = np.arange(low - 0.5, high + 1)
-    elif not np.isfinite(high - low) or high == low:
-        edges = np.array([low - 0.5, low + 0.5]) if high == low else np.linspace(low / 2, high / 2, bins + 1) * 2
-    counts, borders = np.histogram(numbers, bins=edges)
+    whole = sample.dtype.kind in "iub"
+    counts, borders = np.array([len(numbers)]), np.array([low - 0.5, high + 0.5])
+    for bins in BINS:
+        edges = _divide(low, high, bins, whole)
+        if len(edges) > 2:
+            counts, borders = np.histogram(numbers, bins=edges)
+        if np.count_nonzero(counts == 0) <= MOST_EMPTY:
+            break
     return {"edges": borders.tolist(), "counts": counts.tolist()}
+
+
+def _divide(low: float, high: float, bins: int, whole: bool) -> np.ndarray:
+    """The edges of at most `bins` bins from `low` to `high`."""
+    if whole and high - low < 2**52:
+        width = math.ceil((high - low + 1) / bins)
+        return low - 0.5 + width * np.arange(math.ceil((high - low + 1) / width) + 1)
+    return np.unique(np.linspace(low / 2, high / 2, bins + 1) * 2)  # halves, so that no difference overflows
 
 
 def curve(values: np.ndarray, points: int = CURVE_POINTS) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Shares of the datasets of each mixture: asked for, and given over the first outputs. Nothing is read or decoded."""
+"""Shares of the datasets of each mixture: target, and actual over the first outputs. Nothing is read or decoded."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Part:
     """One dataset of a mixture."""
 
     name: str
-    asked: float | None
+    target: float | None
     """The share that the weights ask for; None where a user's function chooses."""
     elements: int
     """How many elements of the outputs are its own."""
-    given: float
+    actual: float
     """Its share of the elements."""
     length: int | None
     """How many elements one epoch of it has, before it is repeated; None if that is not known."""
@@ -53,8 +53,8 @@ class Shares:
 
     @property
     def largest_gap(self) -> float:
-        """The largest difference between a share asked for and the share given, in elements."""
-        gaps = [abs(part.elements - part.asked * self.elements) for part in self.parts if part.asked is not None]
+        """The largest difference between a target share and the actual share, in elements."""
+        gaps = [abs(part.elements - part.target * self.elements) for part in self.parts if part.target is not None]
         return max(gaps, default=0.0)
 
 
@@ -65,7 +65,7 @@ def measure_shares(found: Trace) -> list[Shares]:
     >>> from bushel.view.output_records import trace_outputs
     >>> ds = MapDataset.mix([MapDataset.range(900), MapDataset.range(300)], [3, 1]).batch(40)
     >>> (shares,) = measure_shares(trace_outputs(ds._node, np.arange(10)))
-    >>> [(part.asked, part.elements, part.given) for part in shares.parts]
+    >>> [(part.target, part.elements, part.actual) for part in shares.parts]
     [(0.75, 300, 0.75), (0.25, 100, 0.25)]
     """
     return [_measure(choices, found.outputs) for choices in found.choices]
@@ -74,7 +74,7 @@ def measure_shares(found: Trace) -> list[Shares]:
 def _measure(choices: Choices, outputs: int) -> Shares:
     node, count = choices.node, len(choices.node.parents)
     elements = np.bincount(choices.which, minlength=count)
-    asked = _asked_shares(node, choices.positions)
+    target = _target_shares(node, choices.positions)
     # After each point the number of elements up to there, of each part.
     points = np.unique(np.linspace(1, max(outputs, 1), min(POINTS, max(outputs, 1))).round().astype(np.int64))
     ends = np.searchsorted(choices.rows, points - 1, side="right")
@@ -87,9 +87,9 @@ def _measure(choices: Choices, outputs: int) -> Shares:
         parts.append(
             Part(
                 name=name,
-                asked=None if asked is None else float(asked[number]),
+                target=None if target is None else float(target[number]),
                 elements=used,
-                given=used / max(1, int(elements.sum())),
+                actual=used / max(1, int(elements.sum())),
                 length=length,
                 epochs=used / length if length else None,
                 curve=np.round(curves[number], 6).tolist(),
@@ -105,7 +105,7 @@ def _epoch_length(node: Node) -> int | None:
     return None if length is None or length >= INFINITE else length
 
 
-def _asked_shares(node: Select | MixStream, positions: np.ndarray) -> np.ndarray | None:
+def _target_shares(node: Select | MixStream, positions: np.ndarray) -> np.ndarray | None:
     """The shares that the weights of a mixture ask for at these positions; None where a user's function chooses."""
     weights: Any
     if isinstance(node, ExactMix):

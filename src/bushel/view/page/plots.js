@@ -88,8 +88,24 @@ export function points({ x, y, height = 160, width = 360, color = COLORS[0], xLa
   return element;
 }
 
+const MOST_EMPTY = 9;
+
+/** A histogram without the empty bins at its ends, and with bins joined in pairs until fewer than ten are empty. */
+function condense(edges, counts) {
+  const first = Math.max(0, counts.findIndex((count) => count > 0));
+  const last = counts.length - [...counts].reverse().findIndex((count) => count > 0);
+  [edges, counts] = [edges.slice(first, last + 1), counts.slice(first, last)];
+  while (counts.filter((count) => count === 0).length > MOST_EMPTY) {
+    const ends = counts.length % 2 ? [edges[edges.length - 1]] : [];
+    edges = [...edges.filter((_, n) => n % 2 === 0), ...ends];
+    counts = counts.filter((_, n) => n % 2 === 0).map((count, n) => count + (counts[2 * n + 1] || 0));
+  }
+  return [edges, counts];
+}
+
 /** A histogram: {edges, counts} as the server computes it. `tick` writes a value of the x axis. */
-export function bars({ edges, counts, height = 110, width = 290, color = COLORS[0], xLabel = "", tick = null }) {
+export function bars({ edges: given, counts: all, height = 110, width = 290, color = COLORS[0], xLabel = "", tick = null }) {
+  const [edges, counts] = condense(given, all);
   const element = h("div", { class: "plot", style: { width: `${width}px` } });
   const options = {
     width,

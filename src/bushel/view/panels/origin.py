@@ -24,11 +24,13 @@ def routes(session: Session) -> Routes:
         except (ValueError, IndexError) as reason:  # it is not known without reading, or there is no such element
             return {"index": index, "unknown": str(reason)}
         leaves = [one.node for one in session.steps if not one.parents]
+        steps = find_steps(session)
         records = [
             {
                 "source": record.source,
                 "record": record.record,
                 "epoch": record.epoch,
+                "step": steps.get(record.source),
                 "component": list(record.component),
                 **describe_file(leaves, record),
             }
@@ -38,6 +40,15 @@ def routes(session: Session) -> Routes:
         return {"index": index, "records": records, "count": len(explanation.records), "passages": passages}
 
     return {"explain": explain}
+
+
+def find_steps(session: Session) -> dict[str, int]:
+    """The steps of the sources by the names that records have for them; without names that several sources share."""
+    named: dict[str, list[int]] = {}
+    for step in session.steps:
+        if not step.parents and isinstance(step.node, MapNode) and step.length != 0:
+            named.setdefault(step.node.origin(0).source, []).append(step.number)
+    return {name: numbers[0] for name, numbers in named.items() if len(numbers) == 1}
 
 
 def describe_passages(session: Session, node: MapNode, index: int) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ export const title = "Elements";
 export const applies = (info) => info.steps.length > 0;
 
 const BETWEEN_MS = 100;
+const RECORDS = 8; // links to the records of an element that fails
 
 export function render(element, api, info) {
   const last = info.steps.length - 1;
@@ -123,11 +124,30 @@ export function render(element, api, info) {
       // A stream that cannot seek stands before the element that failed. To go on, it must leave it out.
       const skip = answer.seekable || place.skips ? null
         : h("button", { onclick: () => go({ skips: 1 }) }, "Leave out elements that fail");
-      return h("div", {}, notice(`Element ${count(answer.index)} cannot be made:`), failure(answer.failure.message, answer.failure.trace), skip);
+      const records = h("p", { class: "records" });
+      linkRecords(records, place, answer.failure.message);
+      return h("div", {}, notice(`Element ${count(answer.index)} cannot be made:`), failure(answer.failure.message, answer.failure.trace), records, skip);
     }
     if (answer.missing) return notice(`A filter has dropped element ${count(answer.index)}.`);
     if (answer.ended !== null) return notice(answer.ended ? `The data end after ${count(answer.ended)} elements.` : "There are no elements.");
     return drawElement(answer.element, { load: (path) => api.get("elements/part", { ...place, path: JSON.stringify(path) }) });
+  }
+
+  /** Links from an element that fails to the records that it is made of, the one that the error names first. */
+  async function linkRecords(target, { step, index }, message) {
+    const { passages = [], records = [] } = await api.get("origin/explain", { step, index }).catch(() => ({}));
+    const sources = passages.filter((passage) => info.steps[passage.step].parents.length === 0);
+    const links = passages.length // of a stream only the records are known
+      ? sources.flatMap((passage) => passage.indices.map((at) => ({ step: passage.step, at, call: passage.call })))
+      : records.filter((one) => one.step !== null).map((one) => ({ step: one.step, at: one.record, call: one.source }));
+    const calls = [...new Set(links.map((one) => one.call))];
+    const names = (one) => new RegExp(`record ${one.at}(?![0-9])`).test(message);
+    links.sort((a, b) => names(b) - names(a));
+    if (!links.length) return;
+    target.append("Made of ", ...links.slice(0, RECORDS).flatMap((one) => [
+      h("button", { class: names(one) ? "link named" : "link", title: one.call, onclick: () => go({ step: one.step, index: one.at, row: null, skips: null }) }, `record ${count(one.at)}`), " "]),
+      h("span", { class: "quiet" }, calls.length === 1 ? `of ${calls[0].slice(0, 60)}. ` : ". "),
+      h("button", { class: "link", onclick: () => go({ panel: "origin" }) }, "Where it comes from"));
   }
 
   function onKey(event) {

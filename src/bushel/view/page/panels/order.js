@@ -1,4 +1,4 @@
-// Mixture and order: shares asked for and given, packing, and how far records move from their neighbours.
+// Mixture and order: target and actual shares, packing, and how far records move from their neighbours.
 
 import { count, failure, h, notice, short } from "../dom.js";
 import { go, number, onChange } from "../place.js";
@@ -61,29 +61,29 @@ function drawShares(answer, asked) {
 }
 
 function drawMixture(mixture) {
-  const highest = Math.max(...mixture.parts.map((part) => Math.max(part.given, part.asked ?? 0)), 1e-9);
+  const highest = Math.max(...mixture.parts.map((part) => Math.max(part.actual, part.target ?? 0)), 1e-9);
   const width = (share) => `${(100 * share) / highest}%`;
   const rows = mixture.parts.map((part, n) =>
     h("tr", { "data-part": part.name },
       h("td", {}, h("i", { class: "dot", style: { background: COLORS[n % COLORS.length] } }), part.name),
-      h("td", { class: "asked" }, part.asked === null ? "chosen by a function" : percent(part.asked)),
-      h("td", { class: "given" }, percent(part.given)),
+      h("td", { class: "target" }, part.target === null ? "chosen by a function" : percent(part.target)),
+      h("td", { class: "actual" }, percent(part.actual)),
       h("td", { class: "elements" }, count(part.elements)),
       h("td", { class: "epochs" }, part.epochs === null ? "" : short(part.epochs)),
       h("td", {}, h("div", { class: "meter" },
-        h("i", { class: "given", style: { width: width(part.given), background: COLORS[n % COLORS.length] } }),
-        part.asked === null ? null : h("i", { class: "asked", style: { left: width(part.asked) } }))),
+        h("i", { class: "actual", style: { width: width(part.actual), background: COLORS[n % COLORS.length] } }),
+        part.target === null ? null : h("i", { class: "target", style: { left: width(part.target) } }))),
     ));
   const series = mixture.parts.flatMap((part, n) => [
     { label: part.name, y: part.curve, color: COLORS[n % COLORS.length] },
-    ...(part.asked === null ? [] : [{ label: `${part.name}, asked`, y: part.curve.map(() => part.asked), color: COLORS[n % COLORS.length], dash: [4, 4] }]),
+    ...(part.target === null ? [] : [{ label: `${part.name}, target`, y: part.curve.map(() => part.target), color: COLORS[n % COLORS.length], dash: [4, 4] }]),
   ]);
   return h("article", { class: "mixture", "data-component": mixture.component.join(".") },
     h("code", { class: "call" }, mixture.call),
-    h("table", {}, h("thead", {}, h("tr", {}, ["data set", "asked", "given", "elements", "epochs used", ""].map((name) => h("th", {}, name)))), h("tbody", {}, rows)),
-    h("p", { class: "quiet" }, `Given and asked differ by at most ${short(Number(mixture.largest_gap.toFixed(3)))} of ${count(mixture.elements)} elements. The line in a bar is the share that was asked for.`),
+    h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["data set", "target", "actual", "elements", "epochs used", ""].map((name) => h("th", {}, name)))), h("tbody", {}, rows))),
+    h("p", { class: "quiet" }, `Target and actual share differ by at most ${short(Number(mixture.largest_gap.toFixed(3)))} of ${count(mixture.elements)} elements. The line in a bar is the target.`),
     mixture.outputs.length > 1 && mixture.parts.length <= 12
-      ? h("figure", {}, h("figcaption", {}, "Share of all elements so far; dashed: asked for"), lines({ x: mixture.outputs, series, height: 160, width: 640, xLabel: "outputs", legend: false }))
+      ? h("figure", {}, h("figcaption", {}, "Share of all elements so far; dashed: target"), lines({ x: mixture.outputs, series, height: 160, width: 640, xLabel: "outputs", legend: false }))
       : null,
   );
 }

@@ -314,7 +314,10 @@ function listEpisodes(api, choose) {
 
 /** Why there is no sample to draw; null if there is one. */
 function explain(answer) {
-  if (answer.failure) return failure(answer.failure.message, answer.failure.trace);
+  if (answer.failure) {
+    return h("div", {}, failure(answer.failure.message, answer.failure.trace),
+      h("button", { class: "link", onclick: () => go({ panel: "elements" }) }, "Show the records that it is made of"));
+  }
   if (answer.missing) return notice(`A filter has removed element ${answer.index}.`);
   if (answer.ended !== null) return notice(`There is no element ${answer.index}: the data end after ${count(answer.ended)} elements.`);
   if (answer.progress) return notice(`Reading forward to element ${count(answer.progress.wanted)}: at ${count(answer.progress.at)} …`);
