@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+from PIL import Image
 from viewing import open_chromium
 
 import bushel
@@ -37,7 +39,9 @@ def open_file(browser):
 
     yield open
     context.close()
-    assert problems == [] and all(url.startswith("file://") and url.endswith(".html") for url in requests)
+    assert problems == [] and all(
+        url.startswith("data:image/") or (url.startswith("file://") and url.endswith(".html")) for url in requests
+    )
 
 
 def test_a_data_set_with_statistics(open_file, written, tmp_path, capsys):
@@ -52,6 +56,68 @@ def test_a_data_set_with_statistics(open_file, written, tmp_path, capsys):
     assert box["width"] > 100 and box["height"] > 50
     drawn = "c => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size"
     assert page.locator("figure canvas").first.evaluate(drawn) > 5  # not an empty picture
+
+
+PETS = """
+import numpy as np, bushel
+
+class Pets:
+    classes = ["cat", "<b>dog</b>"]
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        return {"image": np.full((300, 400, 3), 5 * index, np.uint8), "label": np.int64(index % 2)}
+
+def check(record):
+    if record["image"][0, 0, 0] == 0:
+        raise ValueError("black")
+    return record
+
+single = bushel.MapDataset.source(Pets()).map(check)
+batched = bushel.MapDataset.source(Pets()).batch(4)
+numbers = bushel.MapDataset.range(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "captions"),
+    [
+        ("single", [f"{n}: {n % 2} · {('cat', '<b>dog</b>')[n % 2]}" for n in (5, 11, 16, 22, 27, 33, 39)]),
+        ("batched", [f"0[{n}]: {n % 2} · {('cat', '<b>dog</b>')[n % 2]}" for n in range(4)]),
+        ("numbers", []),
+    ],
+)
+def test_a_report_shows_pictures_of_some_elements(open_file, tmp_path, monkeypatch, name, captions):
+    (tmp_path / "pets.py").write_text(PETS)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", f"pets.py:{name}", "r.html"]) == 0
+    page = open_file(tmp_path / "r.html")
+    assert page.locator(".pictures figcaption").all_inner_texts() == captions
+    sizes = page.eval_on_selector_all(".pictures img", "all => all.map((img) => [img.naturalWidth, img.naturalHeight])")
+    assert sizes == [[224, 168]] * len(captions)
+    assert (tmp_path / "r.html").stat().st_size < 400_000
+    assert cli.main(["report", f"pets.py:{name}", "none.html", "--pictures", "0"]) == 0
+    assert "Some elements" not in (tmp_path / "none.html").read_text()
+
+
+def test_a_folder_of_images_and_damaged_ones(open_file, tmp_path):
+    for name in ("cat/a.png", "dog/b.jpg"):
+        (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 9), (200, 0, 0)).save(tmp_path / "pets" / name)
+    (tmp_path / "pets" / "dog" / "c.png").write_bytes(b"\x89PNG\r\n damaged")
+    assert cli.main(["report", str(tmp_path / "pets"), str(tmp_path / "r.html")]) == 0
+    page = open_file(tmp_path / "r.html")
+    assert page.locator(".pictures figcaption").all_inner_texts() == ["0: cat", "1: dog"]
+
+
+def test_episodes_of_robots_are_strips(open_file, tmp_path):
+    (tmp_path / "arm").mkdir()
+    episode = {"action": np.zeros((5, 2)), "front": np.zeros((5, 24, 32, 3), np.uint8)}
+    np.savez(tmp_path / "arm" / "0.npz", **episode)
+    assert cli.main(["report", str(tmp_path / "arm"), str(tmp_path / "r.html")]) == 0
+    page = open_file(tmp_path / "r.html")
+    found = page.locator(".pictures .strip figcaption").all_inner_texts()
+    assert found == ["0: observation/front, 5 of 5 images"]
 
 
 def test_a_measured_pipeline(open_file, tmp_path, monkeypatch, capsys):

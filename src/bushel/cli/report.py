@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+from typing import TYPE_CHECKING, Any
 
 from bushel.cli.parser import Commands, parse_setting
+
+if TYPE_CHECKING:
+    from bushel.inspection.sample_pictures import Picture
 
 
 def add_report(commands: Commands) -> None:
@@ -22,6 +27,13 @@ def add_report(commands: Commands) -> None:
     parser.add_argument("--scan", action="store_true", help="read all of it: counts, checksums, each damaged record")
     parser.add_argument("--stats", action="store_true", help="with statistics of all elements")
     parser.add_argument("--bench", action="store_true", help="with measured runs of the pipeline")
+    parser.add_argument(
+        "--pictures",
+        type=int,
+        default=8,
+        metavar="N",
+        help="how many elements to show, if they have pictures (default: 8)",
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="the time of each measured run (default: 3)")
     parser.add_argument("--limit", type=int, metavar="N", help="statistics of the first N elements only")
     parser.add_argument("--split", help="of a TFDS or robot data set")
@@ -41,6 +53,7 @@ def _report(options: argparse.Namespace) -> int:
 
     settings = dict(map(parse_setting, options.option))
     snapshot = facts = statistics = benchmark = None
+    pictures: list[Picture] = []
     if html_report.is_snapshot(options.target):
         snapshot = Attachment(options.target).read()
     else:
@@ -51,6 +64,7 @@ def _report(options: argparse.Namespace) -> int:
             facts = inspect_pipeline(given, show_target(options.target, arguments))
         else:
             facts = inspect_target(options.target, options=settings, scan=options.scan)
+        pictures = _take_pictures(options, given, settings) if options.pictures > 0 else []
         if options.stats or options.bench:
             if given is None:
                 given = load_target(options.target, split=options.split, options=settings)
@@ -60,8 +74,26 @@ def _report(options: argparse.Namespace) -> int:
             if options.bench:
                 dataset = as_dataset(given, options.split)
                 benchmark = measure_pipeline(dataset, facts.target, seconds=options.seconds, progress=shown)
-    page = html_report.build_page(facts, statistics=statistics, benchmark=benchmark, snapshot=snapshot)
+    page = html_report.build_page(
+        facts, statistics=statistics, benchmark=benchmark, snapshot=snapshot, pictures=pictures
+    )
     with open(options.output, "w", encoding="utf-8") as file:
         file.write(page)
     print(f"{options.output}: {os.path.getsize(options.output) / 1e3:,.0f} KB")
     return 0
+
+
+def _take_pictures(options: argparse.Namespace, given: Any, settings: dict[str, Any]) -> list[Picture]:
+    """Pictures of some elements. What keeps them from being read is in the report anyway: it is no error here."""
+    from bushel.inspection.record_formats import READ_ERRORS
+    from bushel.inspection.sample_pictures import take_pictures
+    from bushel.view.session import Session
+    from bushel.view.targets import as_dataset, load_target
+
+    try:
+        if given is None:
+            given = load_target(options.target, split=options.split, options=settings)
+        with contextlib.closing(Session(as_dataset(given, options.split))) as session:
+            return take_pictures(session, options.pictures)
+    except (*READ_ERRORS, ImportError, TypeError):
+        return []

@@ -14,6 +14,7 @@ from bushel.base import tables
 from bushel.engine.figures import format_size
 from bushel.inspection.benchmark import RULE, Benchmark, name_workers
 from bushel.inspection.facts import Facts
+from bushel.inspection.sample_pictures import Picture
 from bushel.inspection.statistics import list_rows
 from bushel.running import FORMAT
 
@@ -34,6 +35,7 @@ def build_page(
     statistics: Mapping[str, Any] | None = None,
     benchmark: Benchmark | None = None,
     snapshot: Mapping[str, Any] | None = None,
+    pictures: Sequence[Picture] = (),
 ) -> str:
     """The page as a text.
 
@@ -42,11 +44,12 @@ def build_page(
       statistics: of its entries.
       benchmark: measured runs of it.
       snapshot: of a running program, or of a profile.
+      pictures: of some elements.
     """
     page = _Page()
     if facts is not None:
         page.title = facts.target
-        _add_facts(page, facts)
+        _add_facts(page, facts, pictures)
     if statistics is not None:
         page.add(_heading("Statistics"), tables.as_html(*list_rows(statistics)))
     if benchmark is not None:
@@ -102,7 +105,7 @@ def _heading(text: str) -> str:
     return f"<h2>{html.escape(text)}</h2>"
 
 
-def _add_facts(page: _Page, facts: Facts) -> None:
+def _add_facts(page: _Page, facts: Facts, pictures: Sequence[Picture]) -> None:
     rows: list[Sequence[str]] = [("format", facts.format)]
     if facts.count is not None:
         rows.append((facts.unit, f"{facts.count:,}"))
@@ -113,6 +116,8 @@ def _add_facts(page: _Page, facts: Facts) -> None:
     if facts.damage:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in facts.damage)
         page.add(_heading("Damage"), f'<ul class="bad">{lines}</ul>')
+    if pictures:
+        page.add(_heading("Some elements"), f'<div class="pictures">{"".join(map(_draw_picture, pictures))}</div>')
     if facts.splits:
         page.add(_heading("Splits"))
         _add_bars(page, f"{facts.unit} of each split", list(facts.splits), list(facts.splits.values()))
@@ -145,6 +150,13 @@ def _add_facts(page: _Page, facts: Facts) -> None:
         ]
         page.add(_heading("Files"), tables.as_html(("file", facts.unit, "size", ""), rows))
     page.add(*(f'<p class="quiet">{html.escape(note)}</p>' for note in facts.notes))
+
+
+def _draw_picture(picture: Picture) -> str:
+    kind = ' class="strip"' if picture.is_strip else ""
+    caption = html.escape(picture.caption)
+    image = f'<img src="{html.escape(picture.url)}" alt="{caption}">'
+    return f"<figure{kind}>{image}<figcaption>{caption}</figcaption></figure>"
 
 
 def _add_bars(page: _Page, name: str, names: list[str], values: Sequence[float], width: int = 440) -> None:
