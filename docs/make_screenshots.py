@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -42,6 +44,21 @@ class Shot(NamedTuple):
     click: str = ""
 
 
+class Scenes:
+    """Records of a data set whose classes have names."""
+
+    classes = ("red", "blue", "green", "yellow")
+
+    def __init__(self, size: int):
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"number": index, "label": np.int64(index % 4)}
+
+
 def draw_scene(record: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """A camera image with a block on a table, and what a policy would learn from it."""
     number = record["number"]
@@ -58,11 +75,12 @@ def draw_scene(record: dict[str, Any], rng: np.random.Generator) -> dict[str, An
     top, left = rng.integers(0, 16, 2)
     goal = np.zeros((112, 112, 3), np.uint8)
     goal[14:98] = np.asarray(image)[22:106, 8:120]
-    names = ("red", "blue", "green", "yellow")
+    names = Scenes.classes
     return {
         "image": np.asarray(image)[top : top + 112, left : left + 112],
         "goal": goal,
         "goal_mask": np.repeat(np.repeat([False, True, False], [14, 84, 14])[:, None], 112, axis=1),
+        "label": record["label"],
         "instruction": f"pick up the {names[number % 4]} block",
         "action": np.cumsum(rng.normal(0, 0.3, (16, 4)), axis=0).astype(np.float32),
         "action_pad_mask": np.arange(16) < 12,
@@ -72,8 +90,7 @@ def draw_scene(record: dict[str, Any], rng: np.random.Generator) -> dict[str, An
 
 def scenes() -> MapDataset[Any]:
     """Two data sets of scenes, mixed, cropped at random and batched."""
-    names = [MapDataset.source([{"number": n} for n in range(size)]) for size in (800, 300)]
-    parts = [part.seed(seed).shuffle().repeat() for seed, part in enumerate(names)]
+    parts = [MapDataset.source(Scenes(size)).seed(seed).shuffle().repeat() for seed, size in enumerate((800, 300))]
     return MapDataset.mix(parts, [3, 1]).seed(7).random_map(draw_scene)
 
 
@@ -167,6 +184,38 @@ def open_robots() -> Session:
     return Session(mixed.batch(32).dataset, target="train.py:make_dataset")
 
 
+JOINTS = ["shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper"]
+
+
+def open_policy() -> Session:
+    """Rows of a LeRobot data set with the names of its joints: windows of two frames, chunks of twelve actions."""
+    from bushel.trajectory import LeRobotSource, convert_episodes
+
+    folder = Path(tempfile.mkdtemp())
+    (folder / "raw").mkdir()
+    for number, length in enumerate((46, 38, 52, 30, 41, 35, 44, 39)):
+        episode = record_episode(number, length, "kitchen")
+        pictures = {name.removeprefix("image_"): values for name, values in episode["observation"].items()}
+        np.savez(
+            folder / "raw" / f"{number}.npz",
+            front=pictures["front"],
+            wrist=pictures["wrist"],
+            state=pictures["proprio"],
+            action=episode["action"][:, 1:],
+            language_instruction=episode["task"]["language_instruction"][0].decode(),
+        )
+    target = folder / "kitchen"
+    convert_episodes(folder / "raw", target, to="lerobot", kind="npz", fps=10, codec=None, progress=False)
+    info = json.loads((target / "meta" / "info.json").read_text())
+    for name in ("action", "observation.state"):
+        info["features"][name]["names"] = JOINTS
+    (target / "meta" / "info.json").write_text(json.dumps(info))
+    ahead = [step / 10 for step in range(12)]
+    windows = {"action": ahead, "observation.images.front": [-0.1, 0.0], "observation.images.wrist": [-0.1, 0.0]}
+    source = LeRobotSource(target, delta_timestamps=windows, cache_dir=folder / "cache")
+    return Session(MapDataset.source(source).seed(2).shuffle().batch(32), target="train.py:make_dataset")
+
+
 def decode(number: int) -> dict[str, Any]:
     """Stands for work: an image that takes its time, and sometimes fails."""
     time.sleep(0.005)
@@ -202,9 +251,10 @@ SHOTS = {
         open_batches, {"panel": "pipeline"}, ".step:last-child .spec:not(:empty)", height=700, click="text=Measure"
     ),
     "view_origin": Shot(open_batches, {"panel": "origin", "index": 3}, "table.passages", height=820),
-    "view_failure": Shot(open_failing, {"panel": "elements", "index": find_failing()}, ".failure", height=330),
-    "view_robots": Shot(open_robots, {"panel": "robots", "row": 20}, ".curves .plot canvas", 1180, 800),
+    "view_failure": Shot(open_failing, {"panel": "elements", "index": find_failing()}, ".records button", height=400),
+    "view_robots": Shot(open_policy, {"row": 9}, ".curves .plot canvas", 1180, 860),
     "view_order": Shot(open_robots, {"panel": "order"}, ".sources .distances canvas", 1060, 800),
+    "view_phone": Shot(open_policy, {"row": 9}, ".curves .plot canvas", 420, 760),
     "view_dark": Shot(open_scenes, {"panel": "elements", "index": 12}, ".plots canvas", 420, 760, dark=True),
 }
 

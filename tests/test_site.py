@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import sys
 import types
@@ -170,3 +171,29 @@ def test_a_name_that_the_reference_lacks_is_found(tmp_path):
     assert check_site.find_missing_names(tmp_path) == []
     write(name for name in names if name != "bushel.MapDataset")
     assert check_site.find_missing_names(tmp_path) == ["bushel.MapDataset is public, but is not in the reference."]
+
+
+def test_what_people_search_for_is_found(tmp_path):
+    pytest.importorskip("snowballstemmer")
+    index = {
+        "docnames": ["howto/resume", "howto/validation_split", "lists"],
+        "terms": {"split": [1, 2], "resum": 0, "train": 1, "num_work": 2},
+        "titleterms": {"valid": 1},
+        "alltitles": {"How do I make a validation split?": [[1, None]], "num_workers, memory": [[2, "x"]]},
+    }
+    (tmp_path / "searchindex.js").write_text(f"Search.setIndex({json.dumps(index)})")
+    assert check_site.find_pages(tmp_path, "train split") == {"howto/validation_split"}
+    assert check_site.find_pages(tmp_path, "resume") == {"howto/resume"}
+    assert check_site.find_pages(tmp_path, "num_workers") == {"lists"}
+    wanted = {"resume": "howto/resume", "validation split": "howto/validation_split", "resumed split": "lists"}
+    assert check_site.find_missing_words(tmp_path, wanted) == [
+        "The search of the site does not find lists for 'resumed split'."
+    ]
+
+
+SHELL = re.compile(r"^```\n(\$ |pip |python |bushel |export |ray |ssh |make )", re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_blocks_of_shell_commands_say_so(path):
+    assert not SHELL.search(path.read_text(encoding="utf-8")), "write ```bash, so that the site colours it"

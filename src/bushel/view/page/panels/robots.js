@@ -11,7 +11,7 @@ const SMALL = 128; // pixels: smaller images are enlarged without smoothing
 const LARGE = 320; // pixels: how wide the frame of the element's own step is drawn, if all cameras fit beside each other
 const SMALLEST = 150; // pixels: and how wide at least
 const GAP = 20;
-const EARLIER = 120; // and the frames before it
+const EARLIER = 84; // and the frames before it
 const LISTED = 50; // episodes that are asked for at once
 
 export async function render(element, api, info) {
@@ -115,7 +115,8 @@ export async function render(element, api, info) {
     clock.textContent = now === null ? "" : `step ${now} of ${times.length ? times[times.length - 1] : 0}${fps ? ` · ${(now / fps).toFixed(2)} s` : ""}`;
     head.replaceChildren(...drawHead(answer));
     const beside = Math.max(1, answer.cameras.length);
-    const wide = Math.max(SMALLEST, Math.min(LARGE, Math.floor((shown.clientWidth + GAP) / beside) - GAP));
+    const earlier = Math.min(2, Math.max(0, ...answer.cameras.map((camera) => camera.frames.length - 1))) * (EARLIER + 6);
+    const wide = Math.max(SMALLEST, Math.min(LARGE, Math.floor((shown.clientWidth + GAP) / beside) - GAP - earlier));
     shown.replaceChildren(
       h("div", { class: "pictures" }, answer.cameras.map((camera) => drawCamera(camera, "camera", wide)), answer.goals.map((goal) => drawCamera(goal, "goal", Math.min(wide, 1.5 * SMALLEST)))),
       h("div", { class: "charts" }, answer.actions.map((chunks) => drawActions(chunks, now)), answer.states.map((chunks) => drawState(chunks))),
