@@ -31,6 +31,8 @@ async function open() {
   function show() {
     const chosen = panels.find(({ name }) => name === place().panel) || first;
     for (const tab of tabs.children) tab.setAttribute("aria-selected", tab.dataset.panel === chosen?.name);
+    const tab = tabs.querySelector("[aria-selected=true]"); // on a phone not all tabs fit
+    if (tab) tabs.scrollLeft = tab.offsetLeft - tabs.offsetLeft - 12;
     if (!chosen) return main.replaceChildren(notice("There is nothing to show."));
     if (chosen.name === shown) return;
     shown = chosen.name;
