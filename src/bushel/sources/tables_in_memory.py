@@ -45,6 +45,10 @@ class TableInMemory(abc.ABC):
         places = np.unique(np.linspace(0, len(self) - 1, _SAMPLES).astype(np.int64)) if len(self) else []
         return [len(self), [self._read_row(int(place)) for place in places]]
 
+    @abc.abstractmethod
+    def fingerprint_in_full(self) -> Any:
+        """All values, for what is kept on disk."""
+
 
 class ArrowTableSource(TableInMemory):
     """Rows of an Arrow table or record batch as dicts, with the same values as rows of Parquet and Arrow files.
@@ -67,6 +71,9 @@ class ArrowTableSource(TableInMemory):
 
     def _read_rows(self, places: np.ndarray) -> Block:
         return self._found.take(places)
+
+    def fingerprint_in_full(self) -> Any:
+        return self._table
 
     def __reduce__(self) -> Any:
         return ArrowTableSource, (self._table,)
@@ -112,6 +119,9 @@ class PandasSource(TableInMemory):
         if self._numbers:
             return Columns({name: column[places] for name, column in self._columns.items()}, len(places))
         return [self._read_row(place) for place in places.tolist()]
+
+    def fingerprint_in_full(self) -> Any:
+        return self._columns
 
     def __repr__(self) -> str:
         return f"DataFrame({len(self)} rows: {', '.join(map(str, self._columns))})"
