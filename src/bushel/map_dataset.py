@@ -528,8 +528,8 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             depend on the number of workers.
           vectorized: the function takes a tree of arrays with a leading axis and returns one value per element.
           storage_options: of the store where `cache` lies.
-          trust_source: says that the data never change, where the source cannot tell. With `cache`, a source of your own
-            that reads files and has no `fingerprint()` is an error otherwise.
+          trust_source: says that the data never change, where the source cannot tell. With `cache`, a source of your
+            own that reads files and has no `fingerprint()` is an error otherwise.
 
         >>> words = MapDataset.source(["fig", "banana", "kiwi"]).seed(1).shuffle()
         >>> lengths = words.column(len)

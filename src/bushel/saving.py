@@ -269,8 +269,8 @@ class _Work:
                 "interrupted. Pass overwrite=True to begin again."
             )
         raise SavedByAnotherPipeline(
-            f"{self._folder.name} has elements of another pipeline, or of other data, or of another format or number of "
-            "shards. Pass overwrite=True to replace them, or save to another folder."
+            f"{self._folder.name} has elements of another pipeline, or of another format or number of shards, or from "
+            "other data. Pass overwrite=True to replace them, or save to another folder."
         )
 
     def _remove_saved(self, ours: list[str]) -> None:

@@ -70,7 +70,7 @@ class Examination:
 
 
 class Memo:
-    """Digests of large arrays and of functions, kept while one pipeline is identified: no user's code runs meanwhile."""
+    """Digests of large arrays and functions, kept while one pipeline is identified. No user's code runs meanwhile."""
 
     def __init__(self) -> None:
         self.arrays: dict[int, str] = {}
@@ -178,7 +178,8 @@ _NOT_BEHAVIOUR = {
 }  # fmt: skip
 """Attributes of classes and wrappers that are words, or that Python writes for itself."""
 _OF_THE_FILE = {
-    "__name__", "__file__", "__spec__", "__package__", "__doc__", "__builtins__", "__loader__", "__path__", "__cached__",
+    "__name__", "__file__", "__spec__", "__package__", "__doc__", "__builtins__", "__loader__", "__path__",
+    "__cached__",
 }  # fmt: skip
 _WITHOUT_VALUE = (types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType)
 _WEAK = (weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)

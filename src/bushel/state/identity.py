@@ -126,9 +126,7 @@ def _in_full(node: Node, memo: Memo, trust_source: bool, method: str) -> list[An
 
 
 def _data_in_full(node: Node, parameters: str, memo: Memo, trust_source: bool, method: str) -> str:
-    if isinstance(node, Source):
-        subject = node.source
-    elif isinstance(node, Records):
+    if isinstance(node, (Source, Records)):
         subject = node.source
     elif node.own_class is not None and not node.parents:
         subject = cast(Custom, node).dataset
@@ -224,7 +222,7 @@ def _with_details(functions: dict[str, Examination]) -> str:
         return ""
     parts = [part for found in functions.values() for part in found.parts]
     whole = digest({name: found.digest for name, found in functions.items()})
-    if not 1 < len(parts):
+    if len(parts) <= 1:
         return whole
     shown = [f"{part.name[:_MOST_LETTERS]}={part.digest[:6]}" for part in parts[:_MOST_DETAILS]]
     return _DETAIL.join([whole, *(text.replace(_DETAIL, ",") for text in shown)])
@@ -420,7 +418,7 @@ def _key(node: list[Any], same_python: bool) -> tuple[str, ...]:
 
 
 def _describe_dataset(value: Any) -> Any:
-    """What stands for a dataset, a node or a source of Bushel that a function holds: its identity, or its fingerprint."""
+    """What stands for a dataset, a node or a source that a function holds: its identity, or its fingerprint."""
     if isinstance(value, Node):
         return _without_calls(identify(value))
     if not any(base.__module__.partition(".")[0] == "bushel" for base in type(value).__mro__):
