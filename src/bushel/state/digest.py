@@ -894,7 +894,7 @@ def _has_plain_attribute(holder: Any, name: str) -> bool:
     """Whether `holder.name` is an entry of its `__dict__`, and nothing runs when it is read."""
     kind = type(holder)
     return (
-        kind.__getattribute__ is object.__getattribute__
+        (kind is types.SimpleNamespace or kind.__getattribute__ is object.__getattribute__)
         and name in getattr(holder, "__dict__", {})
         and not any(name in vars(base) and hasattr(vars(base)[name], "__set__") for base in kind.__mro__)
         and _describe(holder) is None
