@@ -74,7 +74,7 @@ for name in sorted(os.listdir(os.path.join(work, "kept"))):
     sys.path.insert(0, os.path.dirname(script))
     modules = set(sys.modules)
     try:
-        ds = runpy.run_path(script, run_name="__main__")["ds"]
+        ds = runpy.run_path(script, run_name="__bushel_script__1" if second else "__main__")["ds"]
         results[name] = try_all(ds, os.path.join(work, "kept", name))
     except BaseException as error:
         import traceback
@@ -120,7 +120,10 @@ def run(work: pathlib.Path, which: str, hash_seed: int) -> dict[str, dict[str, s
 
 
 def run_both(work: pathlib.Path, edits: dict[str, Edit]) -> dict[str, dict[str, str]]:
-    """What became of what the first versions had kept, when the second versions ran, with another hash seed."""
+    """What became of what the first versions had kept, when the second versions ran.
+
+    They run in another folder, with another hash seed, and as `bushel view` and other commands run a script.
+    """
     write(work, edits)
     first = run(work, "first", 1)
     wrong = {name: found["error"] for name, found in first.items() if "error" in found}

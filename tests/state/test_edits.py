@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """A program is edited between two runs: what must be refused or computed again, and what must be accepted.
 
 Each case is tried in a state, a cache in a folder, a saved folder and a column.
@@ -81,9 +82,7 @@ CHANGED = {
     "method of a named tuple": (
         "class T(NamedTuple):\n    by: int\n    def f(self, x): return x * self.by\nds = RANGE.map(T(VALUE).f)"
     ),
-    "default of a named tuple": (
-        "class T(NamedTuple):\n    by: int = VALUE\nds = RANGE.map(lambda x: x * T().by)"
-    ),
+    "default of a named tuple": ("class T(NamedTuple):\n    by: int = VALUE\nds = RANGE.map(lambda x: x * T().by)"),
     "dict with __call__": "class T(dict):\n    def __call__(self, x): return x * self['by']\nds = RANGE.map(T(by=VALUE))",
     "code of a dict with __call__": "class T(dict):\n    def __call__(self, x): return x * VALUE\nds = RANGE.map(T(by=1))",
     "dict with __missing__": "class T(dict):\n    def __missing__(self, x): return x * VALUE\nM = T()\nds = RANGE.map(lambda x: M[x])",
@@ -166,9 +165,7 @@ CHANGED = {
         "W = [1] * 200\nW[77] = VALUE\nds = bushel.MapDataset.mix([bushel.MapDataset.range(n * 10, n * 10 + 9) for n in range(200)], W)"
     ),
     "filter": "LIMIT = VALUE\nds = RANGE.filter(lambda x: x >= LIMIT)",
-    "random map": (
-        "ds = RANGE.seed(1).random_map(lambda x, rng: int(rng.integers(100)) * SCALE)\nSCALE = VALUE"
-    ),
+    "random map": ("ds = RANGE.seed(1).random_map(lambda x, rng: int(rng.integers(100)) * SCALE)\nSCALE = VALUE"),
     "batch function": "S = VALUE\nds = RANGE.batch(2, batch_fn=lambda rows: sum(rows) * S)",
     "source in memory": "ds = bushel.MapDataset.source([VALUE, *range(7)])",
     "one of 1,000 records": "R = list(range(1000))\nR[1] = VALUE\nds = bushel.MapDataset.source(R)",
@@ -221,7 +218,11 @@ MODULES = {
         "import mine.inner as m\nds = bushel.MapDataset.range(8).map(lambda x: m.scale(x))\n",
         (
             ("mine/__init__.py", "", ""),
-            ("mine/inner.py", "from .deep import K\ndef scale(x): return x * K\n", "from .deep import K\ndef scale(x): return x * K\n"),
+            (
+                "mine/inner.py",
+                "from .deep import K\ndef scale(x): return x * K\n",
+                "from .deep import K\ndef scale(x): return x * K\n",
+            ),
             ("mine/deep.py", "K = 2\n", "K = 3\n"),
         ),
     ),
@@ -234,7 +235,11 @@ MODULES = {
         "def f(x):\n    import helper\n    return helper.scale(x)\nds = bushel.MapDataset.range(8).map(f)\n",
         "def f(x):\n    import helper\n    return helper.scale(x)\nds = bushel.MapDataset.range(8).map(f)\n",
         (
-            ("helper.py", "from deep import K\ndef scale(x): return x * K\n", "from deep import K\ndef scale(x): return x * K\n"),
+            (
+                "helper.py",
+                "from deep import K\ndef scale(x): return x * K\n",
+                "from deep import K\ndef scale(x): return x * K\n",
+            ),
             ("deep.py", "K = 2\n", "K = 3\n"),
         ),
     ),

@@ -8,11 +8,14 @@ is executed, and no iterator is consumed.
 from __future__ import annotations
 
 import collections
+import contextlib
+import contextvars
 import copyreg
 import dataclasses
 import enum
 import functools
 import hashlib
+import io
 import logging
 import marshal
 import os
@@ -39,6 +42,8 @@ _FULL_PLAIN, _FULL_ELEMENTS = 100_000, 1000
 """A sampled digest reads lists of so many numbers or texts, and of so many other elements, in full."""
 _SHORT = 128  # the digests of shorter lists are those of earlier versions
 _LARGE = 1 << 20
+_READ_OF_FILES = 64 << 20
+"""An array that is mapped from a file is read in full up to this size. Beyond it the version of the file counts."""
 _DEPTH = 48
 _WITH_PARTS = 64
 """Of so many objects, each attribute counts by itself, so that a message can name it."""
@@ -425,7 +430,8 @@ class _Reader:
         known = self.memo.arrays.get(id(array))
         if known is None:
             in_file = memory_sources.pack_array(array)
-            if isinstance(in_file, memory_sources.InFile) and in_file.version is not None:
+            in_large_file = isinstance(in_file, memory_sources.InFile) and array.nbytes > _READ_OF_FILES
+            if in_large_file and in_file.version is not None:
                 # A part of a file that this process cannot change: the version of the file stands for its values.
                 place = [in_file.offset, in_file.shape, in_file.strides]
                 known = digest("file", in_file.version, place)
@@ -589,8 +595,12 @@ class _Reader:
         self.refer(sink, ("module", own.name), own, f"module {own.name.rpartition('.')[2]}", "module", read)
 
     def _feed_module(self, sink: _Sink, module: types.ModuleType) -> None:
-        own = module_files.find_own(module.__name__) if _is_own_module(module) else None
-        if own is None:
+        is_own_module = _is_own_module(module)
+        own = module_files.find_own(module.__name__) if is_own_module else None
+        if is_own_module and own is None:  # it was made at run time
+            attributes = {name: value for name, value in vars(module).items() if not name.startswith("__")}
+            self._feed_attributes(sink, attributes, 1)
+        elif own is None:
             _put(sink, "module", module.__name__.partition(".")[0])
             self.libraries.add(module.__name__)
             if sink.may_run and may_read_outside(f"{module.__name__}."):
@@ -756,7 +766,12 @@ class _Reader:
         """An object of a library: its attributes, or what pickle would keep of it."""
         kind = type(value)
         top = kind.__module__.partition(".")[0]
-        if is_iterator(value) or isinstance(value, _OPEN):
+        if isinstance(value, (io.BytesIO, io.StringIO)):
+            self.feed(sink, value.getvalue(), depth + 1)
+        elif isinstance(value, contextvars.ContextVar):
+            with contextlib.suppress(LookupError):
+                self.feed(sink, value.get(), depth + 1)
+        elif is_iterator(value) or isinstance(value, _OPEN):
             self.miss(sink, value, "an open handle or an iterator, which would be consumed")
         elif top == "typing":
             _put(sink, "typing", kind.__name__)
@@ -813,7 +828,6 @@ _FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools
 
 
 def _open_types() -> tuple[type, ...]:
-    import io
     import threading
 
     locks = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.local)
@@ -824,9 +838,7 @@ class _Open(type):
     """Stands for the types of handles, which are looked up when they are first needed."""
 
     def __instancecheck__(cls, value: Any) -> bool:
-        import io
-
-        return isinstance(value, _list_open_types()) and not isinstance(value, (io.BytesIO, io.StringIO, memoryview))
+        return isinstance(value, _list_open_types())
 
 
 @functools.cache

@@ -250,6 +250,8 @@ def fingerprint(source: Any) -> Any:
     if isinstance(source, (list, tuple, dict, str, bytes, range, np.ndarray)):
         return source
     known = [type(source).__name__, len(source)]
+    if is_hugging_face(source) and (values := _read_hugging_face(source, most_bytes=_SMALL_BYTES)) is not None:
+        known.append(values)
     own_text = [] if type(source).__repr__ is object.__repr__ else [show_value(source)]
     paths = getattr(source, "paths", None)
     if not isinstance(paths, (str, list, tuple)):
@@ -288,7 +290,7 @@ def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
     if isinstance(subject, (list, tuple, dict, str, bytes, range, np.ndarray)):
         found = examine(subject, memo=memo, name="data")
         return found, _find_problem(found)
-    if type(subject).__module__.partition(".")[0] == "datasets" and (table := _read_hugging_face(subject)) is not None:
+    if is_hugging_face(subject) and (table := _read_hugging_face(subject)) is not None:
         found = examine(name, table, memo=memo, name="data")
         return found, _find_problem(found)
     paths = getattr(subject, "paths", None)
@@ -321,9 +323,22 @@ def _find_problem(found: Examination) -> str:
     return ""
 
 
-def _read_hugging_face(dataset: Any) -> Any:
-    """The values of a Hugging Face dataset in memory, or the versions of its files; None if it is neither."""
+_SMALL_BYTES = 4 << 20
+
+
+def is_hugging_face(source: Any) -> bool:
+    """Whether a source is a dataset of Hugging Face."""
+    return type(source).__module__.partition(".")[0] == "datasets"
+
+
+def _read_hugging_face(dataset: Any, most_bytes: int | None = None) -> Any:
+    """The values of a Hugging Face dataset in memory, or the versions of its files; None if it is neither.
+
+    With `most_bytes`, only the values of a table in memory that has no more.
+    """
     try:
+        if most_bytes is not None and (dataset.cache_files or dataset.data.nbytes > most_bytes):
+            return None
         files = [entry["filename"] for entry in dataset.cache_files]
         form = [
             dataset.format["type"],
