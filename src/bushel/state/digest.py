@@ -100,7 +100,7 @@ whole_digest = digest
 
 
 def examine(
-    *values: Any, sampled: bool = False, memo: Memo | None = None, name: str = "", kinds: bool = True
+    *values: Any, sampled: bool = False, memo: Memo | None = None, name: str = "", class_of: type | None = None
 ) -> Examination:
     """The digest of values, and what it has followed.
 
@@ -109,12 +109,14 @@ def examine(
       sampled: of long lists and large arrays, reads samples.
       memo: shares digests of large arrays between several calls.
       name: what the values are called in messages.
-      kinds: False leaves out the code of the classes of the values themselves.
+      class_of: a class of objects that exist already. Its code counts, and its constructor will not run again.
     """
     reader = _Reader(sampled, memo or Memo())
     root = _Sink(name)
+    if class_of is not None:
+        reader.refer_class(root, class_of, constructed=False)
     for value in values:
-        reader.feed(root, value, 0, by_class=kinds)
+        reader.feed(root, value, 0)
     reader.follow()
     found = root.hexdigest()
     if reader.parts:
@@ -247,7 +249,7 @@ class _Reader:
 
     # Values.
 
-    def feed(self, sink: _Sink, value: Any, depth: int, *, by_class: bool = True) -> None:
+    def feed(self, sink: _Sink, value: Any, depth: int) -> None:
         kind = type(value)
         if value is None or kind in (bool, int, float, complex, str):
             _put(sink, kind.__name__, repr(value))
@@ -268,9 +270,9 @@ class _Reader:
         elif (number := sink.seen(value)) is not None and kind not in (tuple, frozenset):
             _put(sink, "seen", str(number))
         else:
-            self._feed_other(sink, value, depth, by_class)
+            self._feed_other(sink, value, depth)
 
-    def _feed_other(self, sink: _Sink, value: Any, depth: int, by_class: bool) -> None:
+    def _feed_other(self, sink: _Sink, value: Any, depth: int) -> None:
         kind = type(value)
         if isinstance(value, logging.Logger):
             _put(sink, "logger")
@@ -278,7 +280,7 @@ class _Reader:
             _put(sink, "enum", f"{kind.__qualname__}.{value.name}")
             self.feed(sink, value.value, depth + 1)
             if is_own(kind):
-                self._refer_class(sink, kind)
+                self.refer_class(sink, kind)
         elif isinstance(value, (list, tuple, dict, set, frozenset, str, int, float, complex, bytes, bytearray)):
             self._feed_container(sink, value, depth)
         elif isinstance(value, os.PathLike):
@@ -306,9 +308,9 @@ class _Reader:
             self.feed(sink, value.keywords, depth + 1)
             self._feed_attributes(sink, vars(value), depth)
         elif callable(value):
-            self._feed_callable(sink, value, depth, by_class)
+            self._feed_callable(sink, value, depth)
         else:
-            self._feed_object(sink, value, depth, by_class)
+            self._feed_object(sink, value, depth)
 
     def _feed_container(self, sink: _Sink, value: Any, depth: int) -> None:
         """Python's own containers and subclasses of them, whose methods are not called."""
@@ -330,7 +332,7 @@ class _Reader:
             )
         if kind not in (list, tuple, dict, set, frozenset):
             if is_own(kind):
-                self._refer_class(sink, kind, constructed=False)
+                self.refer_class(sink, kind, constructed=False)
             else:
                 _put(sink, "kind", kind.__qualname__)
             self._feed_attributes(sink, attributes_of(value), depth)
@@ -511,7 +513,7 @@ class _Reader:
                 continue
             if name == "__class__" and isinstance(value, type) and sink.name.startswith(f"{value.__qualname__}."):
                 _put(sink, "class", "its own")  # of a method that calls super(): its class is read anyway
-                self._refer_class(sink, value, constructed=False)
+                self.refer_class(sink, value, constructed=False)
                 continue
             self._feed_named(sink, id(cell), name, "closure", value)
 
@@ -615,7 +617,7 @@ class _Reader:
         for constant in behaviour.constants:
             self.feed(sink, constant, depth + 1)
 
-    def _feed_callable(self, sink: _Sink, value: Any, depth: int, by_class: bool) -> None:
+    def _feed_callable(self, sink: _Sink, value: Any, depth: int) -> None:
         if isinstance(value, types.MethodType):
             _put(sink, "method")
             self.feed(sink, value.__func__, depth + 1)
@@ -633,7 +635,7 @@ class _Reader:
         elif not is_own(type(value)) and _is_found_by_name(value):
             self.name_library(sink, value.__module__, getattr(value, "__qualname__", value.__name__))
         else:
-            self._feed_object(sink, value, depth, by_class)
+            self._feed_object(sink, value, depth)
 
     def _feed_builtin(self, sink: _Sink, function: Any, depth: int) -> None:
         # Before NumPy 2.2, a ufunc such as np.sin has a name, but no qualified one.
@@ -650,11 +652,11 @@ class _Reader:
 
     def _feed_class_value(self, sink: _Sink, kind: type) -> None:
         if is_own(kind):
-            self._refer_class(sink, kind)
+            self.refer_class(sink, kind)
         else:
             self.name_library(sink, kind.__module__, kind.__qualname__)
 
-    def _refer_class(self, sink: _Sink, kind: type, *, constructed: bool = True) -> None:
+    def refer_class(self, sink: _Sink, kind: type, *, constructed: bool = True) -> None:
         """The code and the attributes of a user's class and its bases.
 
         With `constructed`, code may make objects of this class later, so its constructor may still run.
@@ -692,7 +694,7 @@ class _Reader:
 
     def _read_class(self, sink: _Sink, kind: type) -> None:
         if type(kind) is not type and is_own(type(kind)):
-            self._refer_class(sink, type(kind))
+            self.refer_class(sink, type(kind))
         members = vars(kind)
         if issubclass(kind, enum.Enum):
             for member in kind.__members__.values():
@@ -734,13 +736,12 @@ class _Reader:
                     sink, (id(kind), name, id(part)), f"{kind.__qualname__}.{name}", "class attribute", part
                 )
 
-    def _feed_object(self, sink: _Sink, value: Any, depth: int, by_class: bool) -> None:
+    def _feed_object(self, sink: _Sink, value: Any, depth: int) -> None:
         kind = type(value)
         _put(sink, "object", kind.__qualname__)
         if is_own(kind):
             self._objects += 1
-            if by_class:
-                self._refer_class(sink, kind, constructed=False)
+            self.refer_class(sink, kind, constructed=False)
             attributes = attributes_of(value)
             if self._objects <= _WITH_PARTS:
                 for name in sorted(attributes):

@@ -300,7 +300,8 @@ def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
             return examine(fingerprint(subject), memo=memo, name="files"), ""
     # Taken apart here, so that what a dataset of one's own keeps for Bushel does not count.
     attributes = {key: value for key, value in attributes_of(subject).items() if key not in ("_parents", "_node")}
-    found = examine(name, attributes, type(subject), memo=memo, name=name)
+    own_class = type(subject) if is_own(type(subject)) else None
+    found = examine(name, attributes, memo=memo, name=name, class_of=own_class)
     if not is_own(type(subject)):
         return found, f"{type(subject).__module__.partition('.')[0]}.{name} has no fingerprint"
     return found, _find_problem(found)
