@@ -53,8 +53,8 @@ IN_MEMORY = {
     "list of dicts": lambda values: MapDataset.source([{"a": [value]} for value in values]).map(lambda e: e["a"][0]),
     "array": lambda values: MapDataset.source(np.array(values)).map(int),
     "rows of an array": lambda values: MapDataset.source(np.tile(values, (200, 1)).T).map(lambda row: int(row[150])),
-    "ArrayDataSource": lambda values: MapDataset.source(ArrayDataSource({"x": np.array(values)})).map(lambda e: int(e["x"])),
-    "ragged": lambda values: MapDataset.source(RaggedDataSource(np.array(values), np.arange(3001))).map(lambda a: int(a[0])),
+    "ArrayDataSource": lambda values: MapDataset.source(ArrayDataSource(np.array(values))).map(int),
+    "ragged": lambda values: MapDataset.source(RaggedDataSource(np.array(values), np.arange(3001))).map(min),
     "pandas": lambda values: MapDataset.source(pandas.DataFrame({"x": values})).map(lambda e: int(e["x"])),
     "pandas texts": lambda values: MapDataset.source(pandas.DataFrame({"x": list(map(str, values))})).map(
         lambda e: int(e["x"])
