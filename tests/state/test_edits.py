@@ -320,11 +320,51 @@ SAME = {
         "F = open(os.devnull)\nL = threading.Lock()\nG = (n for n in range(3))\nZ = zip('ab', 'cd')\nE = enumerate('ab')\nR = iter([1])\n"
         "def f(x):\n    with L: return x + (F is G) + (Z is E) + (R is None)\nds = RANGE.map(f)",
     ) * 2,
+    "objects that cannot be read": (
+        "class H:\n    def __getattribute__(self, n): raise RuntimeError(n)\nO = H()\nclass P:\n    @property\n    def __class__(self): raise ValueError\n"
+        "Q = P()\nds = RANGE.map(lambda x: (O is Q) + x)",
+    ) * 2,
+    "files beside the program": (
+        "FILES = [os.path.join(os.path.dirname(os.path.abspath(__file__)), n) for n in ['a', 'b'] * 100]\n"
+        "class T:\n    def __init__(self, path): self.path = path\n    def __call__(self, x): return x + len(FILES)\nds = RANGE.map(T(FILES[0]))",
+    ) * 2,
+    "words of a dataclass": (
+        "@dataclasses.dataclass\nclass A:\n    k: int = 1\nds = RANGE.map(lambda x: x + A().k)",
+        "@dataclasses.dataclass\nclass A:\n    'Words.'\n\n    # words\n    k: int = 1\nds = RANGE.map(lambda x: x + A().k)",
+    ),
+    "annotations": ("def f(x: int) -> int: return x\nds = RANGE.map(f)", "def f(x: 'Foo') -> float: return x\nds = RANGE.map(f)"),
     "environment": ("def f(x):\n    os.environ.get('HOME')\n    return x\nds = RANGE.map(f)",) * 2,
     "library functions": (
         "import jax, jax.numpy as jnp\ndef f(x):\n    return int(jax.nn.relu(jnp.where(x > 1, x, 0)) + np.mean([x]) + np.sin(0) + jnp.add(0, 0))\nds = RANGE.map(f)",
     ) * 2,
 }  # fmt: skip
+
+
+HELPER = "def f(x):\n    from helper import scale\n    return scale(x)\nds = bushel.MapDataset.range(8).map(f)\n"
+MODULES_SAME = {
+    "words of a module that a function imports": Edit(
+        HELPER,
+        "import helper\n# words\n\n" + HELPER,
+        (
+            (
+                "helper.py",
+                "def scale(x): return x\nclass A:\n    k = 1\n",
+                "'Words.'\n\ndef scale(x):\n    'Words.'\n    return x\nclass A:\n    'Words.'\n    k = 1\n",
+            ),
+        ),
+    ),
+    "another function of a module": Edit(
+        "import helper\nds = bushel.MapDataset.range(8).map(lambda x: helper.scale(x))",
+        "import helper\nds = bushel.MapDataset.range(8).map(lambda x: helper.scale(x))",
+        (
+            (
+                "helper.py",
+                "def scale(x): return x\ndef other(x): return 1",
+                "def scale(x): return x\ndef other(x): return 2",
+            ),
+        ),
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +376,7 @@ def changed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def same(tmp_path_factory):
     edits = {name: Edit(*(substitute(text, "2") for text in texts)) for name, texts in SAME.items()}
-    return run_both(tmp_path_factory.mktemp("same"), edits)
+    return run_both(tmp_path_factory.mktemp("same"), edits | MODULES_SAME)
 
 
 @pytest.mark.parametrize("name", [*CHANGED, *MODULES])
@@ -349,7 +389,7 @@ def test_an_edit_that_changes_what_a_function_does_is_refused(changed, name):
     assert {kind: found[kind] for kind in kinds} == dict.fromkeys(kinds, "refused")
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", [*SAME, *MODULES_SAME])
 def test_an_edit_that_changes_nothing_is_accepted(same, name):
     found = same[name]
     assert "error" not in found, found["error"]

@@ -46,7 +46,7 @@ def read_behaviour(code: types.CodeType) -> Behaviour:
     anew, in the order in which they are used. An instruction is two bytes: what to do, and with what. A place above 255
     needs an instruction more: in such a large function, a docstring counts.
     """
-    if _NOT_BEHAVIOUR & set(code.co_names):
+    if not code.co_flags & inspect.CO_OPTIMIZED:  # the body of a class or module
         instructions, constants, used_names = _read_body(code)
     else:
         instructions, constants, used_names = *_renumber(code), code.co_names

@@ -116,7 +116,7 @@ def examine(
     if class_of is not None:
         reader.refer_class(root, class_of, constructed=False)
     for value in values:
-        reader.feed(root, value, 0)
+        reader.guard(root, functools.partial(reader.feed, value=value, depth=0), "value")
     reader.follow()
     found = root.hexdigest()
     if reader.parts:
@@ -142,12 +142,14 @@ def _hash(tag: str, texts: Iterable[str]) -> str:
 class _Sink:
     """A hash, and the objects that went into it. An object that comes again counts by its number, so cycles end."""
 
-    def __init__(self, name: str, may_run: bool = True) -> None:
+    def __init__(self, name: str, may_run: bool = True, folder: str = "") -> None:
         hashed = hashlib.blake2b(digest_size=8)
         self.update, self.hexdigest = hashed.update, hashed.hexdigest
         self.name = name
         self.may_run = may_run
         """Whether code of this part may run once the pipeline is built. The constructor of an object has run before."""
+        self.folder = folder
+        """The folder of the module that this part comes from. Paths count without it, so that a program may move."""
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []  # no other object can get the id of an object that is kept
 
@@ -207,8 +209,8 @@ class _Reader:
         self._labels: dict[Any, str] = {}
         self._kept: list[Any] = []
         self._counts: dict[str, int] = {}
-        self._waiting: collections.deque[tuple[str, str, Job, bool]] = collections.deque()
-        self._built: collections.deque[tuple[str, str, Job, bool]] = collections.deque()
+        self._waiting: collections.deque[tuple[str, str, Job, bool, str]] = collections.deque()
+        self._built: collections.deque[tuple[str, str, Job, bool, str]] = collections.deque()
         self._objects = 0
 
     # Parts: what is followed by itself, so that a message can name it.
@@ -216,10 +218,19 @@ class _Reader:
     def follow(self) -> None:
         """Digests the parts that were met, and those that they meet."""
         while self._waiting or self._built:
-            name, kind, job, may_run = (self._waiting or self._built).popleft()
-            sink = _Sink(name, may_run)
-            job(sink)
+            name, kind, job, may_run, folder = (self._waiting or self._built).popleft()
+            sink = _Sink(name, may_run, folder)
+            self.guard(sink, job, kind)
             self.parts.append(Part(name, kind, sink.hexdigest()))
+
+    def guard(self, sink: _Sink, job: Job, what: str) -> None:
+        """Calls a job. Whatever an object's class does, a pipeline can run: what cannot be read counts by its type."""
+        try:
+            job(sink)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self.miss(sink, what, f"reading it raises {type(error).__name__}")
 
     def refer(self, sink: _Sink, key: Any, kept: Any, name: str, kind: str, job: Job, *, may_run: bool = True) -> str:
         """Puts the name of a part into a sink. The part itself is digested later, once."""
@@ -229,7 +240,7 @@ class _Reader:
             label = self._labels[key] = name if number == 1 else f"{name}#{number}"
             self._kept.append(kept)
             may_run = may_run and sink.may_run
-            (self._waiting if may_run else self._built).append((label, kind, job, may_run))
+            (self._waiting if may_run else self._built).append((label, kind, job, may_run, sink.folder))
         _put(sink, "part", label)
         return label
 
@@ -250,8 +261,19 @@ class _Reader:
     # Values.
 
     def feed(self, sink: _Sink, value: Any, depth: int) -> None:
+        """Puts a value into a sink. An object that cannot be read, whatever its class does, counts by its type."""
+        try:
+            self._feed(sink, value, depth)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:
+            self.miss(sink, value, f"reading it raises {type(error).__name__}")
+
+    def _feed(self, sink: _Sink, value: Any, depth: int) -> None:
         kind = type(value)
-        if value is None or kind in (bool, int, float, complex, str):
+        if kind is str and sink.folder and (value + os.sep).startswith(sink.folder):
+            _put(sink, "beside", value[len(sink.folder) :])
+        elif value is None or kind in (bool, int, float, complex, str):
             _put(sink, kind.__name__, repr(value))
         elif kind in (bytes, bytearray):
             _put(sink, "bytes", bytes(value))
@@ -284,7 +306,8 @@ class _Reader:
         elif isinstance(value, (list, tuple, dict, set, frozenset, str, int, float, complex, bytes, bytearray)):
             self._feed_container(sink, value, depth)
         elif isinstance(value, os.PathLike):
-            _put(sink, "path", os.fspath(value))
+            path = os.fspath(value)
+            self.feed(sink, path, depth + 1)
             self._note_outside(sink, "path")
         elif isinstance(value, types.ModuleType):
             self._feed_module(sink, value)
@@ -351,19 +374,25 @@ class _Reader:
     def _feed_sequence(self, sink: _Sink, values: Any, kind: str, depth: int) -> None:
         values = values if isinstance(values, (list, tuple)) else list(values)
         _put(sink, kind, str(len(values)))
-        if len(values) > _SHORT and self._is_plain(values):
+        if len(values) > _SHORT and self._is_plain(values, sink.folder):
             for at in range(0, len(values), 16384):
                 _put(sink, "plain", marshal.dumps(list(values[at : at + 16384]), 0))
             return
         for value in self._some(sink, values, _FULL_ELEMENTS):
             self.feed(sink, value, depth + 1)
 
-    def _is_plain(self, values: Any) -> bool:
+    def _is_plain(self, values: Any, folder: str) -> bool:
         """Whether values are numbers and texts only, and not too many to read all of them."""
         if self.sampled and len(values) > _FULL_PLAIN:
             return False
         kinds = set(map(type, values))
         if not kinds <= _PLAIN:
+            return False
+        if (
+            folder
+            and str in kinds
+            and any(type(value) is str and (value + os.sep).startswith(folder) for value in values)
+        ):
             return False
         sized = self.sampled and kinds & {str, bytes}
         return not sized or sum(len(value) for value in values if isinstance(value, (str, bytes))) <= _FULL_BYTES
@@ -477,7 +506,7 @@ class _Reader:
             self.refer(sink, key, function, name, "wrapper", lambda inner: self._read_wrapper(inner, function))
 
     def _read_wrapper(self, sink: _Sink, function: types.FunctionType) -> None:
-        self.name_library(sink, function.__module__ or "", function.__code__.co_qualname)
+        self.name_library(sink, function.__globals__.get("__name__") or "", function.__code__.co_qualname)
         self._read_cells(sink, function)
         for value in (function.__defaults__, function.__kwdefaults__):
             self.feed(sink, value, 1)
@@ -486,6 +515,7 @@ class _Reader:
             self.feed(sink, wrapped, 1)
 
     def _read_function(self, sink: _Sink, function: types.FunctionType) -> None:
+        sink.folder = _folder_of(function.__globals__)
         self._feed_code(sink, function.__code__, 0)
         defaults, names = function.__defaults__ or (), function.__code__.co_varnames[: function.__code__.co_argcount]
         for name, value in zip(names[len(names) - len(defaults) :], defaults, strict=True):
@@ -520,7 +550,7 @@ class _Reader:
     def _feed_named(self, sink: _Sink, key: Any, name: str, kind: str, value: Any) -> None:
         """A value that has a name: a part of its own, unless it is a function or class, which has a name itself."""
         _put(sink, "name", name.rpartition(".")[2])
-        if isinstance(value, (types.FunctionType, type, types.ModuleType)) or _is_builtin(value):
+        if issubclass(type(value), (types.FunctionType, type, types.ModuleType)) or _is_builtin(value):
             self.feed(sink, value, 1)
         else:
             self.refer(sink, key, value, name, kind, lambda inner: self.feed(inner, value, 1))
@@ -563,14 +593,10 @@ class _Reader:
 
     def _read_global(self, sink: _Sink, key: Any, name: str, value: Any, names: dict[str, Any]) -> None:
         _put(sink, "global", name)
-        if isinstance(value, _Named):
+        if type(value) is _Named:
             self.name_library(sink, value.module, value.name)
-        elif isinstance(value, (types.FunctionType, type, types.ModuleType)) or _is_builtin(value):
+        elif issubclass(type(value), (types.FunctionType, type, types.ModuleType)) or _is_builtin(value):
             self.feed(sink, value, 1)
-        elif isinstance(value, (str, os.PathLike)) and (text := _below_module(value, names)) is not None:
-            _put(sink, "beside", text)
-            if isinstance(value, os.PathLike):
-                self._note_outside(sink, "path")
         else:
             self.refer(sink, key, value, name, "global", lambda inner: self.feed(inner, value, 0))
 
@@ -601,7 +627,8 @@ class _Reader:
         own = module_files.find_own(module.__name__) if is_own_module else None
         if is_own_module and own is None:  # it was made at run time
             attributes = {name: value for name, value in vars(module).items() if not name.startswith("__")}
-            self._feed_attributes(sink, attributes, 1)
+            read = functools.partial(self._feed_attributes, attributes=attributes, depth=0)
+            self.refer(sink, id(module), module, "module", "module", read)
         elif own is None:
             _put(sink, "module", module.__name__.partition(".")[0])
             self.libraries.add(module.__name__)
@@ -693,6 +720,7 @@ class _Reader:
             self.outside.add(f"{function.__qualname__} reads {'.'.join(path)}")
 
     def _read_class(self, sink: _Sink, kind: type) -> None:
+        sink.folder = _folder_of(_names_of_module(kind))
         if type(kind) is not type and is_own(type(kind)):
             self.refer_class(sink, type(kind))
         members = vars(kind)
@@ -740,6 +768,7 @@ class _Reader:
         kind = type(value)
         _put(sink, "object", kind.__qualname__)
         if is_own(kind):
+            sink.folder = sink.folder or _folder_of(_names_of_module(kind))
             self._objects += 1
             self.refer_class(sink, kind, constructed=False)
             attributes = attributes_of(value)
@@ -756,12 +785,7 @@ class _Reader:
             if not attributes and is_iterator(value):
                 self.miss(sink, value, "an iterator would be consumed")
             return
-        try:
-            self._feed_foreign(sink, value, depth)
-        except RecursionError:
-            raise
-        except Exception as error:
-            self.miss(sink, value, f"it cannot be read ({type(error).__name__})")
+        self._feed_foreign(sink, value, depth)
 
     def _feed_foreign(self, sink: _Sink, value: Any, depth: int) -> None:
         """An object of a library: its attributes, or what pickle would keep of it."""
@@ -937,15 +961,20 @@ def _function_of(member: Any) -> Any:
     return member if isinstance(member, types.FunctionType) else None
 
 
-def _below_module(value: Any, names: dict[str, Any]) -> str | None:
-    """A path without the folder of the module that holds it; None if it does not lie there."""
+def _names_of_module(kind: type) -> dict[str, Any]:
+    """The names of the module of a class. A class of a script has a method or two that know them."""
+    methods = [member for member in vars(kind).values() if isinstance(member, types.FunctionType)]
+    loaded = sys.modules.get(kind.__module__)
+    return methods[0].__globals__ if methods else {} if loaded is None else vars(loaded)
+
+
+def _folder_of(names: dict[str, Any]) -> str:
+    """The folder of a module with a separator after it; nothing if the module has no file."""
     file = names.get("__file__")
     if not isinstance(file, str):
-        return None
-    text, folder = os.fspath(value), os.path.dirname(os.path.abspath(file))
-    if not isinstance(text, str) or len(folder) < 2 or not (text == folder or text.startswith(folder + os.sep)):
-        return None
-    return text[len(folder) :]
+        return ""
+    folder = os.path.dirname(os.path.abspath(file))
+    return "" if folder == os.sep else folder + os.sep
 
 
 def _describe(value: Any) -> Any:
