@@ -182,7 +182,8 @@ _NOT_BEHAVIOUR = {
     "__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__static_attributes__", "__annotations__",
     "__annotate__", "__annotate_func__", "__annotations_cache__", "__conditional_annotations__", "__qualname__",
     "__name__", "__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__", "__type_params__",
-    "__dataclass_fields__", "__dataclass_params__", "__classdictcell__", "__builtins__", "__protocol_attrs__",
+    "__dataclass_fields__", "__slotnames__", "__dataclass_params__", "__classdictcell__", "__builtins__",
+    "__protocol_attrs__",
     "_is_protocol", "_is_runtime_protocol", "__non_callable_proto_members__", "__subclasshook__", "__wrapped__",
 }  # fmt: skip
 """Attributes of classes and wrappers that are words, or that Python writes for itself."""
@@ -487,7 +488,7 @@ class _Reader:
 
     def _feed_function(self, sink: _Sink, function: types.FunctionType) -> None:
         name = function.__qualname__
-        if is_own(function):
+        if is_own(function) or function.__code__.co_filename.startswith("<doctest "):
             self.refer(
                 sink, id(function), function, name, "function", lambda inner: self._read_function(inner, function)
             )
