@@ -351,9 +351,7 @@ class _Reader:
             _put(sink, kind.__qualname__, bytes(value))
         else:
             plain: Any = next(base for base in (str, int, float, complex) if isinstance(value, base))
-            _put(
-                sink, kind.__qualname__, plain.__repr__(plain(value)) if plain is not str else repr(str.__str__(value))
-            )
+            _put(sink, kind.__qualname__, plain.__repr__(value))
         if kind not in (list, tuple, dict, set, frozenset):
             if is_own(kind):
                 self.refer_class(sink, kind, constructed=False)
@@ -462,8 +460,8 @@ class _Reader:
         known = self.memo.arrays.get(id(array))
         if known is None:
             in_file = memory_sources.pack_array(array)
-            in_large_file = isinstance(in_file, memory_sources.InFile) and array.nbytes > _READ_OF_FILES
-            if in_large_file and in_file.version is not None:
+            large = array.nbytes > _READ_OF_FILES
+            if large and isinstance(in_file, memory_sources.InFile) and in_file.version is not None:
                 # A part of a file that this process cannot change: the version of the file stands for its values.
                 place = [in_file.offset, in_file.shape, in_file.strides]
                 known = digest("file", in_file.version, place)
@@ -472,7 +470,7 @@ class _Reader:
                 rows = max(1, (16 << 20) * len(array) // max(1, array.nbytes))
                 for low in range(0, len(array), rows):
                     chunk = np.ascontiguousarray(array[low : low + rows])
-                    hashed.update(memoryview(chunk.reshape(-1).view(np.uint8)))
+                    hashed.update(chunk.reshape(-1).view(np.uint8).data)
                 known = hashed.hexdigest()
             self.memo.arrays[id(array)] = known
             self.memo.kept.append(array)
@@ -495,9 +493,8 @@ class _Reader:
         elif _is_found_by_name(function):
             self.name_library(sink, function.__module__, name)
         elif hasattr(function, "registry") and hasattr(function, "dispatch"):  # functools.singledispatch
-            entries = sorted(
-                ((kind.__qualname__, each) for kind, each in function.registry.items()), key=lambda e: e[0]
-            )  # type: ignore[attr-defined]
+            registry: Any = vars(function)["registry"]
+            entries = sorted(((kind.__qualname__, each) for kind, each in registry.items()), key=lambda entry: entry[0])
             _put(sink, "dispatch", str(len(entries)))
             for kind, each in entries:
                 _put(sink, "for", kind)
@@ -903,8 +900,10 @@ _EMPTY = compile("", "", "exec")
 
 def _is_own_callable(value: Any) -> bool:
     while not isinstance(value, types.FunctionType):
-        if isinstance(value, (functools.partial, types.MethodType)):
-            value = getattr(value, "func", None) or value.__func__
+        if isinstance(value, functools.partial):
+            value = value.func
+        elif isinstance(value, types.MethodType):
+            value = value.__func__
         elif (inner := _read_attribute(value, "__wrapped__")) is not None:
             value = inner
         else:
