@@ -5,6 +5,8 @@ import json
 from bushel import StateMismatch
 
 HEAD = "This state belongs to another pipeline. What differs (- in the state, + here, ~ in both):\n"
+DETAILS = "      "
+"""Lines that begin like this name what has changed in the line before: tests/state/test_details.py tests them."""
 TAIL = "\nPass check=False to set_state to restore it anyway."
 
 
@@ -27,5 +29,6 @@ def difference(old, new):
             message = str(error)
             assert message.startswith(HEAD) and message.endswith(TAIL), message
             assert it.get_state() == before
-            return [line.removeprefix("  ") for line in message[len(HEAD) : -len(TAIL)].splitlines()]
+            lines = message[len(HEAD) : -len(TAIL)].splitlines()
+            return [line.removeprefix("  ") for line in lines if not line.startswith(DETAILS)]
         return []

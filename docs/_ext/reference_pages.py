@@ -23,7 +23,8 @@ VERSIONS = {
 }
 
 GROUPS = {
-    "Datasets and iterators": ["MapDataset", "IterDataset", "DatasetIterator", "Column", "Explanation", "Report"],
+    "Datasets and iterators": ["MapDataset", "IterDataset", "DatasetIterator", "Column", "Explanation", "Report",
+                               "explain_identity", "IdentityExplanation"],
     "Options": ["MultiprocessingOptions", "RayOptions", "ReadOptions", "config"],
     "DataLoader": ["DataLoader", "DataLoaderIterator", "load", "IndexSampler", "Sampler", "SequentialSampler",
                    "ShardOptions", "ShardByJaxProcess", "NoSharding", "Record", "RecordMetadata"],

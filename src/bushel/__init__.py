@@ -58,6 +58,7 @@ if _typing.TYPE_CHECKING:
     from bushel.samplers import IndexSampler, Sampler, SequentialSampler
     from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
     from bushel.sources import RandomAccessDataSource
+    from bushel.state.explanation import IdentityExplanation, explain_identity
     from bushel.view import view as view
 
 __version__ = "0.1.0"
@@ -70,6 +71,7 @@ __all__ = [
     "DataLoaderIterator",
     "DatasetIterator",
     "Explanation",
+    "IdentityExplanation",
     "IndexSampler",
     "IterDataset",
     "MapDataset",
@@ -99,6 +101,7 @@ __all__ = [
     "config",
     "constants",
     "experimental",
+    "explain_identity",
     "load",
     "multiprocessing",
     "on_progress",
@@ -121,6 +124,7 @@ _ELSEWHERE = {
     "DataLoaderIterator": "data_loader",
     "DatasetIterator": "iterator",
     "Explanation": "graph.explain",
+    "IdentityExplanation": "state.explanation",
     "IndexSampler": "samplers",
     "IterDataset": "dataset",
     "MapDataset": "dataset",
@@ -146,6 +150,7 @@ _ELSEWHERE = {
     "WorkerDied": "base.errors",
     "config": "base.config",
     "device_put": "device",
+    "explain_identity": "state.explanation",
     "load": "data_loader",
     "on_progress": "base.progress",
     "serve_report": "running",

@@ -114,6 +114,7 @@ class Dataset(abc.ABC):
         options: WorkerOptions | None = None,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
+        trust_source: bool = False,
     ) -> list[str]:
         """Writes all elements into files in a folder. `bushel.sources.open(folder)` reads the same elements back.
 
@@ -128,6 +129,8 @@ class Dataset(abc.ABC):
           options: worker processes that compute the elements.
           overwrite: replaces the files of an earlier `save`.
           storage_options: of the store, such as its region.
+          trust_source: says that the data never change, where the source cannot tell. A source of your own that reads
+            files and has no `fingerprint()` is an error otherwise.
 
         >>> import tempfile
         >>> from bushel import MapDataset
@@ -147,6 +150,7 @@ class Dataset(abc.ABC):
             options=options,
             overwrite=overwrite,
             storage_options=storage_options,
+            trust_source=trust_source,
         )
 
     if not TYPE_CHECKING:  # so that a type checker still reports missing names

@@ -30,9 +30,9 @@ from bushel.iterator import PipelineIterator
 from bushel.sources import output_folders
 from bushel.sources.output_folders import Folder
 from bushel.state.digest import digest
-from bushel.state.identity import PYTHON, freeze, functions_digest, identify
+from bushel.state.identity import freeze, identify_in_full
 
-_FORMAT = 4  # before, integers could become floats, and texts could lose zeros at their end
+_FORMAT = 5  # before, integers could become floats, and data in memory were compared by samples
 _INLINE_S = 0.3  # what takes no longer is not worth a pool of workers
 _SAVE_EVERY_S = 1.0
 _PIECES = 1024
@@ -47,6 +47,7 @@ def column(
     options: WorkerOptions | None = None,
     vectorized: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    trust_source: bool = False,
 ) -> Column:
     """The column of `function` over the records of `node`; see `MapDataset.column`."""
     folder = None if cache is None else output_folders.open_folder(cache, storage_options)
@@ -54,26 +55,28 @@ def column(
     records, arrays = [], []
     for record, made in find_records(node):
         records.append(record)
-        arrays.append(_computed(Map(made, function, vectorized), folder, options))
+        arrays.append(_computed(Map(made, function, vectorized), folder, options, trust_source))
     arrays = join_arrays(arrays, transforms.short_name(function))
     for values in arrays:
         values.setflags(write=False)
     return Column(tuple(map(Part, records, arrays)))
 
 
-def _computed(node: Map, folder: Folder | None, options: WorkerOptions | None) -> np.ndarray:
+def _computed(node: Map, folder: Folder | None, options: WorkerOptions | None, trust_source: bool) -> np.ndarray:
     with Progress(f"column {transforms.short_name(node.transform)}", node.length, unit="records") as progress:
-        return _compute_values(node, folder, options, progress)
+        return _compute_values(node, folder, options, progress, trust_source)
 
 
-def _compute_values(node: Map, folder: Folder | None, options: WorkerOptions | None, progress: Progress) -> np.ndarray:
+def _compute_values(
+    node: Map, folder: Folder | None, options: WorkerOptions | None, progress: Progress, trust_source: bool
+) -> np.ndarray:
     if folder is None:
         known, pieces = _new_type(node), []
         for begin, count, piece in _pieces(node, 0, options, progress):
             known = known.extend(begin, piece)
             pieces.append((count, piece))
         return known.join(pieces)
-    name = digest(_FORMAT, PYTHON, identify(node), functions_digest(node))
+    name = digest(_FORMAT, identify_in_full(node, trust_source=trust_source, method="column(cache=...)"))
     whole = f"{name}.npy"
     values = _kept(folder, whole, node.length, warn=False)
     if values is None:

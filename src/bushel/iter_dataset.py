@@ -402,7 +402,11 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         return IterPipeline(ordered.ZipStream((self._node, *_nodes_of(others, "zip")), bool(strict)))
 
     def cache(
-        self, folder: str | os.PathLike[str] | None = None, *, storage_options: Mapping[str, Any] | None = None
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        trust_source: bool = False,
     ) -> IterDataset[T_co]:
         """The same elements, computed once and then kept. The dataset must have an end.
 
@@ -415,6 +419,8 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
             memory. It may be an address in a store, such as "s3://bucket/cache". Use only folders that you trust:
             loading a pickle can run code.
           storage_options: of the store.
+          trust_source: says that the data never change, where the source cannot tell. With a folder, a source of your
+            own that reads files and has no `fingerprint()` is an error otherwise.
 
         >>> from bushel import MapDataset
         >>> calls = []
@@ -424,10 +430,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         """
         parent = self._node
         store = stores.Memory() if folder is None else stores.Files(folder, storage_options)
-        # Computed now: a function may change what it closes over while it runs.
-        functions = "" if folder is None else identity.functions_digest(parent)
-        key = functools.partial(_make_cache_key, parent, functions)
-        return IterPipeline(cache.Cache(parent, store, key))
+        return IterPipeline(cache.Cache(parent, store, _CacheKey(parent, folder is not None, trust_source)))
 
     def mp_prefetch(
         self,
@@ -651,5 +654,22 @@ def _nodes_of(datasets: Sequence[Any], what: str) -> tuple[StreamNode, ...]:
     return tuple(dataset._node for dataset in datasets)
 
 
-def _make_cache_key(node: StreamNode, functions: str) -> str:
-    return digest(identity.identify(node), identity.PYTHON, functions)
+class _CacheKey:
+    """The name under which a cache keeps the elements of a pipeline. It is found out when it is first needed."""
+
+    def __init__(self, node: StreamNode, on_disk: bool, trust_source: bool):
+        self._node, self._on_disk, self._trust_source = node, on_disk, trust_source
+        self._name: str | None = None
+
+    def __call__(self) -> str:
+        if self._name is None:
+            if self._on_disk:
+                method = "cache(folder)"
+                self._name = identity.identify_in_full(self._node, trust_source=self._trust_source, method=method)
+            else:
+                self._name = digest(identity.identify(self._node), identity.PYTHON)
+        return self._name
+
+    def __getstate__(self) -> dict[str, Any]:
+        self()  # another process may see other data, and functions that have run
+        return vars(self)

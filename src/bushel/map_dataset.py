@@ -512,6 +512,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         options: WorkerOptions | None = None,
         vectorized: bool = False,
         storage_options: Mapping[str, Any] | None = None,
+        trust_source: bool = False,
     ) -> Column:
         """One small value for each record, computed once: for `where`, `pack`, `sample` and others.
 
@@ -522,12 +523,13 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         Args:
           function: returns a number, a small array of one shape, or a flat dict of them.
           cache: a folder to save the column in, here or in a store ("s3://bucket/columns"), under the identity of the
-            pipeline and the function. An interrupted computation continues where it was. If source data change in a way
-            that their fingerprint does not show, remove the files.
+            pipeline and the function, with all data in memory. An interrupted computation continues where it was.
           options: worker processes; by default one per core, if it takes longer than 0.3 seconds. The values do not
             depend on the number of workers.
           vectorized: the function takes a tree of arrays with a leading axis and returns one value per element.
           storage_options: of the store where `cache` lies.
+          trust_source: says that the data never change, where the source cannot tell. With `cache`, a source of your
+            own that reads files and has no `fingerprint()` is an error otherwise.
 
         >>> words = MapDataset.source(["fig", "banana", "kiwi"]).seed(1).shuffle()
         >>> lengths = words.column(len)
@@ -536,7 +538,13 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         """
         checked = check_transform(function, tf.Map, "column")
         return columns.column(
-            self._node, checked, cache=cache, options=options, vectorized=vectorized, storage_options=storage_options
+            self._node,
+            checked,
+            cache=cache,
+            options=options,
+            vectorized=vectorized,
+            storage_options=storage_options,
+            trust_source=trust_source,
         )
 
     def where(self, mask: Column | np.ndarray | Sequence[bool]) -> MapDataset[T_co]:

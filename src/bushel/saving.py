@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from bushel.base import checks, redact, sealed
 from bushel.base.checks import INFINITE
-from bushel.base.errors import DamagedFile, writing
+from bushel.base.errors import DamagedFile, SavedByAnotherPipeline, writing
 from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress
 from bushel.graph.streams import Ahead, StreamNode
@@ -27,6 +27,7 @@ from bushel.sources.output_folders import Folder
 from bushel.sources.paths import Options
 from bushel.sources.saved_elements import MANIFEST, Manifest
 from bushel.state.digest import digest
+from bushel.state.identity import identify_in_full
 
 Format = Literal["array_record", "bagz", "parquet", "rlds", "tfrecord"]
 SHARD_BYTES = 256 << 20
@@ -55,6 +56,7 @@ def save(
     options: WorkerOptions | None = None,
     overwrite: bool = False,
     storage_options: Options | None = None,
+    trust_source: bool = False,
 ) -> list[str]:
     """Saves all elements of a stream; see `MapDataset.save`. Returns the paths of the files."""
     if format not in FORMATS:
@@ -73,8 +75,9 @@ def save(
         per_shard = max(1, -(-length // checks.positive(shards, "shards")))
     # A new node, so that saving does not count as a pass of the user over the dataset: see graph/passes.py.
     chosen = options or find_job_options() or MultiprocessingOptions()
+    identity = digest(identify_in_full(node, trust_source=trust_source, method="save"), per_shard)
     with PipelineIterator(Ahead(node, chosen)) as iterator:
-        work = _Work(folder, format, _form(format, folder.address), digest(iterator.identity, per_shard))
+        work = _Work(folder, format, _form(format, folder.address), identity)
         if not work.begin(overwrite=overwrite):
             return work.paths()
         if work.state is not None:
@@ -261,13 +264,13 @@ class _Work:
         if (identity, format) == (self._identity, self._format):
             return
         if interrupted:
-            raise FileExistsError(
-                f"{self._folder.name} has some elements of another pipeline, whose saving was interrupted. "
-                "Pass overwrite=True to begin again."
+            raise SavedByAnotherPipeline(
+                f"{self._folder.name} has some elements of another pipeline, or of other data, whose saving was "
+                "interrupted. Pass overwrite=True to begin again."
             )
-        raise FileExistsError(
-            f"{self._folder.name} has elements of another pipeline, or of another format or number of shards. Pass "
-            "overwrite=True to replace them, or save to another folder."
+        raise SavedByAnotherPipeline(
+            f"{self._folder.name} has elements of another pipeline, or of another format or number of shards, or from "
+            "other data. Pass overwrite=True to replace them, or save to another folder."
         )
 
     def _remove_saved(self, ours: list[str]) -> None:

@@ -149,15 +149,17 @@ def test_a_fingerprint_of_ones_own_may_leave_the_length_open():
     assert difference(MapDataset.source(Versioned("v1")), MapDataset.source(Versioned("v1", count=12))) == []
 
 
-def test_long_lists_and_large_arrays_are_compared_by_samples():
-    # The limit of what is compared: what lies between the samples is not seen. Lengths and shapes always are.
-    numbers, array = list(range(1000)), np.zeros((1000, 100))
-    other_numbers, other_array = numbers.copy(), array.copy()
+def test_a_state_compares_very_long_lists_and_large_arrays_by_samples():
+    # The limit of what a state compares: what lies between the samples is not seen. Lengths and shapes always are.
+    numbers, array, records = list(range(100_001)), np.zeros((6000, 100)), [[n] for n in range(1001)]
+    other_numbers, other_array, other_records = numbers.copy(), array.copy(), [*records[:1], [-1], *records[2:]]
     other_numbers[1] = other_array[1, 0] = -1
     assert difference(MapDataset.source(numbers), MapDataset.source(other_numbers)) == []
     assert difference(MapDataset.source(array), MapDataset.source(other_array)) == []
-    assert difference(MapDataset.source(numbers[:100]), MapDataset.source(other_numbers[:100])) != []
-    assert difference(MapDataset.source(array[:50]), MapDataset.source(other_array[:50])) != []
+    assert difference(MapDataset.source(records), MapDataset.source(other_records)) == []
+    assert difference(MapDataset.source(numbers[:-1]), MapDataset.source(other_numbers[:-1])) != []
+    assert difference(MapDataset.source(array[:5000]), MapDataset.source(other_array[:5000])) != []
+    assert difference(MapDataset.source(records[:-1]), MapDataset.source(other_records[:-1])) != []
 
 
 class Named(Records):
@@ -260,8 +262,38 @@ def test_what_a_stream_iterates_over_counts(one, other):
     assert difference(IterableIterDataset(one), IterableIterDataset(other)) != []
 
 
-def test_a_source_without_a_fingerprint_counts_by_type_and_length():
-    # The limit of what can be known without reading: values of a user's source are not compared.
-    one, two = Records(), Records()
+class Handle:
+    """An object of which nothing is known."""
+
+
+def test_a_source_without_a_fingerprint_counts_by_its_class_its_length_and_its_plain_attributes():
+    # The limit of what can be known without reading: other objects in a user's source are not compared.
+    one, two, three = Records(), Records(), Records()
     two.offset = 7
-    assert difference(MapDataset.source(one), MapDataset.source(two)) == []
+    three.handle = Handle()
+    assert difference(MapDataset.source(one), MapDataset.source(two)) == ["~ source(Records): same name, other data"]
+    assert difference(MapDataset.source(one), MapDataset.source(three)) == []
+    assert difference(MapDataset.source(one), MapDataset.source(OtherCode())) == [
+        "- source(Records)",
+        "+ source(OtherCode)",
+    ]
+
+
+class OtherCode(Records):
+    def __getitem__(self, index):
+        return index + 1
+
+
+def test_what_a_source_remembers_while_it_is_read_does_not_count():
+    class Remembers(Records):
+        def __init__(self):
+            super().__init__()
+            self.cache = {}
+
+        def __getitem__(self, index):
+            return self.cache.setdefault(index, index)
+
+    used = MapDataset.source(Remembers())
+    assert used[3] == 3
+    assert difference(used, MapDataset.source(Remembers())) == []
+    assert difference(MapDataset.source(Remembers()), used) == []

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.state.digest import digest, whole_digest
+from bushel.state.digest import digest, examine, whole_digest
 
 
 def closed(value):
@@ -39,10 +39,11 @@ def test_every_element_counts(place, kind):
     assert whole_digest(closed(CONTAINERS[kind](values))) != whole_digest(before[0])
 
 
-def test_samples_stand_for_all_in_the_quick_one():
-    few = [closed({n: n != changed for n in range(1000)}) for changed in (None, 5)]
-    assert digest(few[0]) == digest(few[1])
-    assert whole_digest(few[0]) != whole_digest(few[1])
+def test_samples_stand_for_all_only_where_they_are_asked_for():
+    few = [{n: n != changed for n in range(2000)} for changed in (None, 5)]
+    assert examine(few[0], sampled=True).digest == examine(few[1], sampled=True).digest
+    assert examine(few[0], sampled=True).sampled
+    assert digest(few[0]) != digest(few[1])
 
 
 def test_deep_values_count():
@@ -232,14 +233,10 @@ def test_constants_of_a_large_function_count():
     assert digest(define(*numbers)) == digest(define(*numbers))
 
 
-def test_the_quick_one_does_not_follow(mine):
-    assert mine(digest=digest) == mine("SCALE = 1.0", "SCALE = 2.0", digest=digest)
-    assert mine(digest=digest) != mine("inner(x), HELPER", "inner(x), HELPER.by", digest=digest)
-
-
 def test_what_is_installed_counts_by_name(tmp_path, monkeypatch):
     installed = tmp_path / "site-packages"
-    installed.mkdir()
+    (installed / "bought-1.0.dist-info").mkdir(parents=True)
+    (installed / "bought-1.0.dist-info" / "RECORD").write_text("bought.py,,\nbought-1.0.dist-info/RECORD,,\n")
     monkeypatch.syspath_prepend(installed)
     found = []
     for constant in (1, 2):

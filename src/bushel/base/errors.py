@@ -97,6 +97,10 @@ class PipelineNotSent(TypeError):
     """
 
 
+class SavedByAnotherPipeline(FileExistsError, ValueError):
+    """A folder holds elements that `save` has written for another pipeline, or from other data."""
+
+
 class DamagedFile(ValueError):
     """A file that is damaged: cut short, changed, half written, or of another format."""
 

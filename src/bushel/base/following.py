@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import os
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
-_READS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
-_READS_OF_MODULES = {"LOAD_ATTR", "LOAD_METHOD"}
+from bushel.base.bytecode import find_reads
+from bushel.base.distributions import is_installed_library
 
 
 def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
@@ -24,7 +22,7 @@ def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
     [('SQUARED', 2), ('math.pi', 3.141592653589793)]
     """
     found: dict[str, Any] = {}
-    for path in dict.fromkeys(_paths(function.__code__)):
+    for path in find_reads(function.__code__).paths:
         name, *rest = path
         if name not in function.__globals__:
             continue  # a built-in
@@ -35,25 +33,13 @@ def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
     return sorted(found.items())
 
 
-def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Names of globals, each followed by the attributes that are read from it."""
-    path: tuple[str, ...] = ()
-    for instruction in dis.get_instructions(code):
-        if path and instruction.opname in _READS_OF_MODULES:
-            path = (*path, instruction.argval)
-            continue
-        if path:
-            yield path
-        path = (instruction.argval,) if instruction.opname in _READS else ()
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _paths(constant)
-
-
 def is_own(function_or_class: Any) -> bool:
-    """Whether a function or class is the user's own: not from the standard library, an installed package, or Bushel.
+    """Whether a function or class is the user's own: not of the standard library, an installed library, or Bushel.
 
-    >>> is_own(dis.Bytecode), is_own(dis.get_instructions)
+    What was installed from a local folder or a repository is the user's own, and so is a module that belongs to no
+    distribution, wherever it lies.
+
+    >>> is_own(types.SimpleNamespace), is_own(functools.wraps)
     (False, False)
     """
     if isinstance(function_or_class, types.FunctionType):
@@ -61,6 +47,11 @@ def is_own(function_or_class: Any) -> bool:
     else:
         module = vars(sys.modules.get(function_or_class.__module__, types.ModuleType("")))
     return _is_own(module.get("__name__") or "", module.get("__file__"))
+
+
+def is_own_file(module: str, file: str) -> bool:
+    """Whether a module, by its name and file, is the user's own."""
+    return _is_own(module, file)
 
 
 def is_own_frame(frame: types.FrameType) -> bool:
@@ -72,14 +63,19 @@ def is_own_frame(frame: types.FrameType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_own(name: str, file: str | None) -> bool:
-    if name.partition(".")[0] in ("bushel", *sys.builtin_module_names):
+    top = name.partition(".")[0]
+    if top in ("bushel", *sys.builtin_module_names):
         return False
     if file is None:  # a notebook, or code that was made at run time
-        return True
+        return top not in sys.stdlib_module_names or top == "__main__"
     path = os.path.abspath(file)
-    if {"site-packages", "dist-packages"} & set(path.split(os.sep)):
-        return False
-    import sysconfig  # here: every worker imports this module, and few look at a function
+    if not _INSTALLED & set(path.split(os.sep)):
+        import sysconfig  # here: every worker imports this module, and few look at a function
 
-    folders = [os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib")]
-    return not path.startswith(tuple(folders))
+        folders = [os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib")]
+        if path.startswith(tuple(folders)):
+            return False
+    return not is_installed_library(path, name)
+
+
+_INSTALLED = {"site-packages", "dist-packages"}

@@ -20,7 +20,7 @@ from bushel.graph.streams import Opener, Ordered, StreamNode
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Custom(Node):
+class Custom(Node):
     """What all nodes of users' own datasets share."""
 
     dataset: Any
@@ -44,7 +44,7 @@ class _Custom(Node):
         return f"pipe({type(self.dataset).__name__})" if self.parents else f"{type(self.dataset).__name__}()"
 
 
-class CustomMap(_Custom, MapNode):
+class CustomMap(Custom, MapNode):
     """A user's subclass of MapDataset as a node."""
 
     pure = False  # it may do anything with an index
@@ -87,7 +87,7 @@ class _CustomReads(Plan):
         return rows
 
 
-class CustomStream(_Custom, StreamNode, Ordered):
+class CustomStream(Custom, StreamNode, Ordered):
     """A user's subclass of IterDataset as a node."""
 
     def open(self, opener: Opener) -> Cursor:

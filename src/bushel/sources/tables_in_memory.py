@@ -15,6 +15,7 @@ from bushel.sources.arrow_rows import ArrowRows
 from bushel.sources.table_files import check_names
 
 _SAMPLES = 64
+_SMALL_BYTES = 4 << 20
 
 
 class TableInMemory(abc.ABC):
@@ -41,9 +42,19 @@ class TableInMemory(abc.ABC):
         return self._read_rows(checks.positions(indices, len(self)))
 
     def fingerprint(self) -> Any:
-        """The number of rows, and a sample of them."""
+        """The number of rows, and all values of a small table, or a sample of rows."""
+        if self._is_small():
+            return [len(self), self.fingerprint_in_full()]
         places = np.unique(np.linspace(0, len(self) - 1, _SAMPLES).astype(np.int64)) if len(self) else []
         return [len(self), [self._read_row(int(place)) for place in places]]
+
+    @abc.abstractmethod
+    def _is_small(self) -> bool:
+        """Whether it costs little to compare all values."""
+
+    @abc.abstractmethod
+    def fingerprint_in_full(self) -> Any:
+        """All values, for what is kept on disk."""
 
 
 class ArrowTableSource(TableInMemory):
@@ -67,6 +78,12 @@ class ArrowTableSource(TableInMemory):
 
     def _read_rows(self, places: np.ndarray) -> Block:
         return self._found.take(places)
+
+    def _is_small(self) -> bool:
+        return self._table.nbytes <= _SMALL_BYTES
+
+    def fingerprint_in_full(self) -> Any:
+        return self._table
 
     def __reduce__(self) -> Any:
         return ArrowTableSource, (self._table,)
@@ -112,6 +129,12 @@ class PandasSource(TableInMemory):
         if self._numbers:
             return Columns({name: column[places] for name, column in self._columns.items()}, len(places))
         return [self._read_row(place) for place in places.tolist()]
+
+    def _is_small(self) -> bool:
+        return all(column.nbytes <= _SMALL_BYTES for column in self._columns.values())
+
+    def fingerprint_in_full(self) -> Any:
+        return self._columns
 
     def __repr__(self) -> str:
         return f"DataFrame({len(self)} rows: {', '.join(map(str, self._columns))})"

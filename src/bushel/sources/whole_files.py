@@ -57,5 +57,10 @@ class FileDataSource:
     def fingerprint(self) -> Any:
         return [redact.object_name(path) for path in self._paths]
 
+    def fingerprint_in_full(self) -> Any:
+        """The version of each file, for what is kept on disk: a request per file, which is too much for a state."""
+        versions = map_in_threads if any(map(is_url, self._paths)) else map
+        return list(versions(lambda path: file_access.fingerprint_files([path], self._options), self._paths))
+
     def __repr__(self) -> str:
         return f"FileDataSource({name_files(self._paths)})"

@@ -8,17 +8,20 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from bushel.base.following import is_own
 from bushel.base.transforms import show_value
+from bushel.graph.custom import Custom
 from bushel.graph.leaves import Source
 from bushel.graph.node import Node, skip_transparent
 from bushel.graph.ordered import MixStream
 from bushel.graph.records import Records
+from bushel.sources.iterables import IterableStream
 from bushel.sources.protocol import file_fingerprint
-from bushel.state.digest import class_digest, code_digest, digest, whole_digest
+from bushel.state.digest import Examination, Memo, attributes_of, describe, digest, examine
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode differs between Python versions, so across versions functions are compared by name only."""
@@ -30,9 +33,21 @@ OWN_PART = "_own_identity"
 _WHOLE = "_identity"
 """The attribute of a node that keeps the identity of the pipeline that ends with it, once it was asked for."""
 
+_FULL_PART = "_full_identity"
+"""The attribute of a source that keeps the digest of all its data."""
+
+EXAMINED = "_examined"
+"""The attribute of a node that keeps what its part of the identity has seen."""
+
+_MOST_DETAILS, _MOST_LETTERS = 24, 48
+"""A state names so many functions and values of a node, by so many letters each."""
+
 
 def identify(node: Node) -> list[Any]:
-    """What a node is, as plain data: [call, digest of parameters, digest of functions, [identities of parents]]."""
+    """What a node is, as plain data: [call, digest of parameters, digest of functions, [identities of parents]].
+
+    After the digest of the functions come names with a short digest each, so that a message can say what has changed.
+    """
     prepare(node)
     return _copy(vars(node)[_WHOLE])
 
@@ -40,7 +55,7 @@ def identify(node: Node) -> list[Any]:
 def prepare(node: Node) -> None:
     """Finds out the identity of a pipeline, unless that was done before. Call it before one of its functions runs."""
     if _WHOLE not in vars(node):
-        vars(node)[_WHOLE] = _identify(node)
+        vars(node)[_WHOLE] = _identify(node, Memo(), set())
 
 
 def _copy(identity: list[Any]) -> list[Any]:
@@ -48,16 +63,20 @@ def _copy(identity: list[Any]) -> list[Any]:
     return [*identity[:3], [_copy(parent) for parent in identity[3]]]
 
 
-def _identify(node: Node) -> list[Any]:
+def _identify(node: Node, memo: Memo, described: set[str]) -> list[Any]:
     node = skip_transparent(node)
-    parents = [_identify(parent) for parent in node.parents]
+    parents = [_identify(parent, memo, described) for parent in node.parents]
     if isinstance(node, MixStream) and node.keys is not None:
         # The weights and the parts of a mixture by key may change between runs: parts are compared by name.
         return [BY_KEY, BY_KEY, "", [[key, key, "", [part]] for key, part in zip(node.keys, parents, strict=True)]]
-    return [*own_part(node), parents]
+    call, parameters, functions = own_part(node, memo)
+    if functions in described:  # a thousand parts of a mixture may have the same functions: they are named once
+        functions = functions.partition(_DETAIL)[0]
+    described.add(functions)
+    return [call, parameters, functions, parents]
 
 
-def freeze(node: Node) -> None:
+def freeze(node: Node, memo: Memo | None = None) -> None:
     """Digests the functions of a pipeline, unless that was done before. Call it before one of them runs.
 
     A function may change what it closes over while it runs, and that is no part of an identity. A pipeline whose
@@ -65,55 +84,162 @@ def freeze(node: Node) -> None:
     """
     if OWN_PART in vars(node):  # it was frozen before, and its parents before it
         return
+    memo = memo or Memo()
     for parent in node.parents:
-        freeze(parent)
-    # The data of a source, or of a file, do not change when they are read.
-    if not isinstance(node, (Source, Records)) and not node.transparent:
-        own_part(node)
+        freeze(parent, memo)
+    # The data of a source, or of a file, do not change when they are read. Attributes of a user's own source may.
+    keeps = isinstance(node, Source) and is_own(type(node.source)) and not hasattr(node.source, "fingerprint")
+    if keeps or not (isinstance(node, (Source, Records)) or node.transparent):
+        own_part(node, memo)
 
 
-def own_part(node: Node) -> tuple[str, str, str]:
+def own_part(node: Node, memo: Memo | None = None) -> tuple[str, str, str]:
     """The part of the identity that is the node's own, found out once and kept."""
     known = vars(node).get(OWN_PART)
     if known is None:
-        known = vars(node)[OWN_PART] = _own_part(node)
+        call, parameters, functions, examined = _own_part(node, memo or Memo())
+        vars(node)[EXAMINED] = examined
+        known = vars(node)[OWN_PART] = call, parameters, functions
     return known
 
 
-def functions_digest(node: Node) -> str:
-    """A whole digest of the functions of a pipeline and of all values that they read, for names of files in a cache.
+def identify_in_full(node: Node, *, trust_source: bool, method: str) -> str:
+    """A digest of a pipeline for what is kept on disk: of its functions, and of all its data.
 
-    An identity samples long lists and leaves out globals. That is enough for a state, which is restored soon.
+    Raises a ValueError for a source that does not say what its data are, unless `trust_source`.
+
+    Args:
+      node: the last operation.
+      trust_source: the user says that the data of such a source do not change.
+      method: what the user has called, for the message.
     """
-    return whole_digest(*_functions(node))
+    prepare(node)
+    memo = Memo()
+    return digest(PYTHON, _in_full(node, memo, trust_source, method))
 
 
-def _functions(node: Node) -> list[Any]:
+def _in_full(node: Node, memo: Memo, trust_source: bool, method: str) -> list[Any]:
     node = skip_transparent(node)
-    own = [value for name, value in node.parameters().items() if _is_function(name, value)]
-    if node.own_class is not None:
-        own.append(node.own_class)
-    return own + [function for parent in node.parents for function in _functions(parent)]
+    parents = [_in_full(parent, memo, trust_source, method) for parent in node.parents]
+    _, parameters, functions = own_part(node, memo)
+    return [_data_in_full(node, parameters, memo, trust_source, method), functions.partition(_DETAIL)[0], parents]
+
+
+def _data_in_full(node: Node, parameters: str, memo: Memo, trust_source: bool, method: str) -> str:
+    if isinstance(node, (Source, Records)):
+        subject = node.source
+    elif node.own_class is not None and not node.parents:
+        subject = cast(Custom, node).dataset
+    else:
+        return parameters
+    known = vars(node).get(_FULL_PART)
+    if known is None:
+        known = vars(node)[_FULL_PART] = examine_data(subject, memo=memo)
+    found, problem = known
+    if problem and not trust_source:
+        raise ValueError(
+            f"{method} cannot know whether the data of {_describe_subject(node, subject)} are the same in a later run: "
+            f"{problem}. Give the class a method `fingerprint(self)` that returns a small, plain value which changes "
+            "with the data (for files, bushel.sources.file_fingerprint(paths)), or pass trust_source=True if the data "
+            "never change."
+        )
+    return found.digest
+
+
+def _describe_subject(node: Node, subject: Any) -> str:
+    if isinstance(node, Records):
+        return f"{node.name}({getattr(subject, 'name', type(subject).__name__)})"
+    return f"the source {type(subject).__name__}" if isinstance(node, Source) else type(subject).__name__
 
 
 def _is_function(name: str, value: Any) -> bool:
     return callable(value) or name in ("transform", "selection_map")
 
 
-def _own_part(node: Node) -> tuple[str, str, str]:
+def _own_part(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Examination]]:
+    """The call, the digests of parameters and functions, and what they have seen."""
     if isinstance(node, Source):
-        return node.call(), digest(fingerprint(node.source)), ""
+        data = examine(fingerprint(node.source), sampled=True, memo=memo, name="data")
+        code = _examine_code_of_source(node.source, memo)
+        seen = {"data": data} if code is None else {"data": data, "code": code}
+        return node.call(), data.digest, "" if code is None else _with_details({"source": code}), seen
+    if isinstance(node, Records):
+        return _part_of_records(node, memo)
     parameters: dict[str, Any] = {}
-    functions: dict[str, str] = {}
+    functions: dict[str, Examination] = {}
     for name, value in node.parameters().items():
         if _is_function(name, value):
-            parameters[name] = getattr(value, "__qualname__", type(value).__qualname__)
-            functions[name] = code_digest(value)
+            parameters[name] = _name_function(value)
+            known = memo.functions.get(id(value))
+            if known is None:
+                known = memo.functions[id(value)] = examine(value, memo=memo)
+                memo.kept.append(value)
+            functions[name] = known
         else:
             parameters[name] = value
     if node.own_class is not None:
-        functions["class"] = class_digest(node.own_class)
-    return node.call(), digest(node.family or type(node).__name__, parameters), digest(functions) if functions else ""
+        functions["class"] = examine(node.own_class, memo=memo)
+    own_source = node.own_class is not None and not node.parents
+    values = examine(node.family or type(node).__name__, parameters, memo=memo, sampled=own_source, name="parameters")
+    if own_source and callable(own := getattr(cast(Custom, node).dataset, "fingerprint", None)):
+        values = examine(type(node).__name__, own(), memo=memo, name="fingerprint")
+    return node.call(), values.digest, _with_details(functions), {**functions, "parameters": values}
+
+
+def _part_of_records(node: Records, memo: Memo) -> tuple[str, str, str, dict[str, Examination]]:
+    """The part of records that are read in order. What a user's function or iterable does counts as code."""
+    seen: dict[str, Examination] = {}
+    iterable = getattr(node.source, "iterable", None)
+    attributes = _list_attributes(iterable) if iterable is not None and not callable(iterable) else []
+    values = [node.family or type(node).__name__, node.parameters(), *attributes]
+    data = examine(*values, sampled=True, memo=memo, name="data")
+    seen["data"] = data
+    if callable(iterable):
+        seen["code"] = examine(iterable, memo=memo)
+    elif iterable is not None and is_own(type(iterable)):
+        seen["code"] = examine(type(iterable), memo=memo)
+    functions = {"source": seen["code"]} if "code" in seen else {}
+    return node.call(), data.digest, _with_details(functions), seen
+
+
+def _examine_code_of_source(source: Any, memo: Memo) -> Examination | None:
+    """What the class of a user's own source does; None for a source of a library."""
+    return examine(type(source), memo=memo) if is_own(type(source)) else None
+
+
+def _name_function(value: Any) -> str:
+    while not hasattr(value, "__qualname__") and callable(getattr(value, "func", None)):
+        value = value.func  # of a partial
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+_DETAIL = ";"
+
+
+def _with_details(functions: dict[str, Examination]) -> str:
+    """The digest of the functions of a node, then the name and a short digest of each thing that they reach."""
+    if not functions:
+        return ""
+    parts = [part for found in functions.values() for part in found.parts]
+    whole = digest({name: found.digest for name, found in functions.items()})
+    if len(parts) <= 1:
+        return whole
+    shown = [f"{part.name[:_MOST_LETTERS]}={part.digest[:6]}" for part in parts[:_MOST_DETAILS]]
+    return _DETAIL.join([whole, *(text.replace(_DETAIL, ",") for text in shown)])
+
+
+def _list_changes(saved: str, current: str) -> str:
+    """What a message says of two digests of functions: the names of what has changed, as far as the state has them."""
+    old, new = (
+        dict(text.rsplit("=", 1) for text in functions.split(_DETAIL)[1:] if "=" in text)
+        for functions in (saved, current)
+    )
+    if not old or not new:
+        return ""
+    changed = [f"`{name}` changed" for name in new if name in old and old[name] != new[name]]
+    changed += [f"`{name}` is new" for name in new if name not in old]
+    changed += [f"`{name}` is gone" for name in old if name not in new]
+    return ", ".join(changed[:6]) + (", ..." if len(changed) > 6 else "")
 
 
 def fingerprint(source: Any) -> Any:
@@ -124,11 +250,108 @@ def fingerprint(source: Any) -> Any:
     if isinstance(source, (list, tuple, dict, str, bytes, range, np.ndarray)):
         return source
     known = [type(source).__name__, len(source)]
+    if is_hugging_face(source) and (values := _read_hugging_face(source, most_bytes=_SMALL_BYTES)) is not None:
+        known.append(values)
     own_text = [] if type(source).__repr__ is object.__repr__ else [show_value(source)]
     paths = getattr(source, "paths", None)
     if not isinstance(paths, (str, list, tuple)):
-        return known + own_text
+        return known + own_text + _list_attributes(source)
     return [*known, file_fingerprint(paths), *(_without_folders(text, paths) for text in own_text)]
+
+
+def _list_attributes(source: Any) -> list[Any]:
+    """The attributes of a source of the user's own that are plain values: the others may change while it is read."""
+    if not is_own(type(source)):
+        return []
+    return [{name: value for name, value in attributes_of(source).items() if _is_plain_data(value)}]
+
+
+_PLAIN_DATA = (int, float, complex, str, bytes, bool, type(None), np.ndarray, np.generic, list, tuple, dict, range)
+
+
+def _is_plain_data(value: Any) -> bool:
+    return isinstance(value, _PLAIN_DATA)
+
+
+def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
+    """The digest of all data of a source, and why they cannot be known; an empty text if they can.
+
+    They are known from a `fingerprint()`, from values in memory, and from a class of the user's own whose attributes
+    are values in memory, if its code reads nothing else.
+    """
+    name = type(subject).__name__
+    in_full = getattr(subject, "fingerprint_in_full", None)
+    if isinstance(subject, IterableStream):
+        return _examine_iterable(subject, memo)
+    if callable(in_full):
+        return examine(name, in_full(), memo=memo, name="data"), ""
+    if callable(own := getattr(subject, "fingerprint", None)):
+        return examine(name, own(), memo=memo, name="fingerprint"), ""
+    if isinstance(subject, (list, tuple, dict, str, bytes, range, np.ndarray)):
+        found = examine(subject, memo=memo, name="data")
+        return found, _find_problem(found)
+    if is_hugging_face(subject) and (table := _read_hugging_face(subject)) is not None:
+        found = examine(name, table, memo=memo, name="data")
+        return found, _find_problem(found)
+    paths = getattr(subject, "paths", None)
+    if isinstance(paths, (str, list, tuple)) and paths:
+        versions = file_fingerprint(paths)
+        if all(isinstance(version, list) for version in versions):
+            return examine(fingerprint(subject), memo=memo, name="files"), ""
+    # Taken apart here, so that what a dataset of one's own keeps for Bushel does not count.
+    attributes = {key: value for key, value in attributes_of(subject).items() if key not in ("_parents", "_node")}
+    own_class = type(subject) if is_own(type(subject)) else None
+    found = examine(name, attributes, memo=memo, name=name, class_of=own_class)
+    if not is_own(type(subject)):
+        return found, f"{type(subject).__module__.partition('.')[0]}.{name} has no fingerprint"
+    return found, _find_problem(found)
+
+
+def _examine_iterable(stream: IterableStream, memo: Memo) -> tuple[Examination, str]:
+    iterable = stream.iterable
+    if callable(iterable):
+        found = examine("function", iterable, memo=memo, name=stream.name)
+        return found, _find_problem(found)
+    return examine_data(iterable, memo=memo)
+
+
+def _find_problem(found: Examination) -> str:
+    if found.unseen:
+        name, what = next(iter(found.unseen.items()))
+        return f"`{name}` cannot be compared ({what})"
+    if found.outside:
+        return f"its code may read more than its attributes ({', '.join(found.outside[:3])})"
+    return ""
+
+
+_SMALL_BYTES = 4 << 20
+
+
+def is_hugging_face(source: Any) -> bool:
+    """Whether a source is a dataset of Hugging Face."""
+    return type(source).__module__.partition(".")[0] == "datasets"
+
+
+def _read_hugging_face(dataset: Any, most_bytes: int | None = None) -> Any:
+    """The values of a Hugging Face dataset in memory, or the versions of its files; None if it is neither.
+
+    With `most_bytes`, only the values of a table in memory that has no more.
+    """
+    try:
+        if most_bytes is not None and (dataset.cache_files or dataset.data.nbytes > most_bytes):
+            return None
+        files = [entry["filename"] for entry in dataset.cache_files]
+        form = [
+            dataset.format["type"],
+            dataset.format["columns"],
+            dataset.format["format_kwargs"],
+            dataset.format["output_all_columns"],
+        ]
+        indices = dataset._indices
+        table = file_fingerprint(files) if files else dataset.data.table
+        return [str(dataset.features), form, table, None if indices is None else indices.table]
+    except (AttributeError, KeyError, TypeError):
+        return None
 
 
 def _without_folders(text: str, paths: str | list[Any] | tuple[Any, ...]) -> str:
@@ -182,6 +405,8 @@ def _compare(saved: list[Any], current: list[Any], same_python: bool) -> list[st
                 lines.append(f"~ {now[0]}: same name, {what}")
             else:
                 lines.append(f"~ {now[0]}: same name, other code")
+                if changes := _list_changes(was[2], now[2]):
+                    lines.append(f"    {changes}")
         if not paired:
             lines += [f"- {was[0]}" for was in before] + [f"+ {now[0]}" for now in after]
     if old[0][0] == new[0][0] == BY_KEY:
@@ -205,4 +430,26 @@ def _chain(node: list[Any]) -> tuple[list[list[Any]], list[list[Any]]]:
 
 def _key(node: list[Any], same_python: bool) -> tuple[str, ...]:
     """What must be equal for two nodes to be the same. The call does not count: a repr in it may hold an address."""
-    return tuple(node[1:3]) if same_python else (node[1],)
+    return (node[1], node[2].partition(_DETAIL)[0]) if same_python else (node[1],)
+
+
+def _describe_dataset(value: Any) -> Any:
+    """What stands for a dataset, a node or a source that a function holds: its identity, or its fingerprint."""
+    if isinstance(value, Node):
+        return _without_calls(identify(value))
+    if not any(base.__module__.partition(".")[0] == "bushel" for base in type(value).__mro__):
+        return None
+    node = getattr(value, "_node", None)
+    if isinstance(node, Node) and not hasattr(type(value), "__next__"):
+        return _without_calls(identify(node))
+    if type(value).__module__.startswith("bushel.sources.") and callable(getattr(value, "fingerprint", None)):
+        in_full = getattr(value, "fingerprint_in_full", value.fingerprint)
+        return [type(value).__name__, in_full()]
+    return None
+
+
+def _without_calls(identity: list[Any]) -> list[Any]:
+    return [identity[1], identity[2].partition(_DETAIL)[0], [_without_calls(parent) for parent in identity[3]]]
+
+
+describe.append(_describe_dataset)
