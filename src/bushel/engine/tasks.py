@@ -209,6 +209,8 @@ class Ticket:
 
     task: Task
     done: Future[tuple[Result, float]]
+    busy_s: float = 0.0
+    """For how much of these seconds its thread has run. Only threads tell."""
 
 
 def wait_and_check(executor: Executor, ticket: Ticket) -> tuple[Result, float]:
@@ -297,7 +299,10 @@ class Executor(abc.ABC):
 
     @optional
     def stretch(self) -> int:
-        """Return how many times further ahead than usual delivery should work now."""
+        """Return how many times further ahead than usual delivery should work now; 0 if it should send no more tasks.
+
+        With 0, the consumer computes rows once it has those already sent.
+        """
         return 1
 
 
@@ -380,20 +385,17 @@ class Threads(Executor):
                 del self._threads[size:]
                 _stop(self._work, surplus)
 
-    def all_have_finished_one(self) -> bool:
-        """Return True: a thread starts at once, so its first task takes as long as any other."""
-        return True
-
 
 def _compute(ticket: Ticket) -> None:
     if not ticket.done.set_running_or_notify_cancel():
         return
-    begun = time.perf_counter()
+    begun, busy = time.perf_counter(), time.thread_time()
     try:
         result = ticket.task.run()
     except BaseException as error:
         ticket.done.set_exception(error)
     else:
+        ticket.busy_s = time.thread_time() - busy
         ticket.done.set_result((result, time.perf_counter() - begun))
 
 
