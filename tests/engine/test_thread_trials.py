@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from cases import cases
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import bushel
@@ -94,13 +92,15 @@ class Formula(Executor):
 
     def __init__(self, machine: Machine, most: int):
         self.machine, self.parallelism = machine, most
+        self._free: list[float] = []  # when each server has done all that it was given
+        self._ends: dict[int, float] = {}
         self.resize(most)
 
     def resize(self, size: int) -> None:
         self.size = size
         self.machine.most_threads = max(self.machine.most_threads, size)
-        self._free = [self.machine.now] * size
-        self._ends: dict[int, float] = {}
+        more = [self.machine.now] * max(0, size - len(self._free))
+        self._free = sorted([*self._free, *more], reverse=True)[:size]
 
     def submit(self, task: Task) -> Ticket:
         machine, ticket = self.machine, Ticket(task, Future())
@@ -157,7 +157,9 @@ works = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(
+    max_examples=cases(20, 300), deadline=None, phases=[Phase.explicit, Phase.generate]
+)  # shrinking takes minutes
 @given(work=works, batches=st.sampled_from([10, 30, 100]))
 def test_the_default_is_about_as_fast_as_the_better_of_no_threads_and_16(work, batches):
     """The law of benchmarks/small_jobs.py. A few milliseconds are what it takes to see which of them is the better."""
@@ -169,3 +171,90 @@ def test_the_default_is_about_as_fast_as_the_better_of_no_threads_and_16(work, b
     seen_s = 3 * work["each_s"]  # the first records are computed one by one
     assert default.now <= 1.15 * better.now + seen_s + 0.1, found
     assert default.busy <= 1.15 * better.busy + seen_s + 0.02, found
+
+
+@pytest.mark.parametrize("locked", [0.0, 1.0])
+def test_threads_stay_if_the_consumer_waits_between_batches(locked):
+    """As for an accelerator. They compute the next batch meanwhile, also if they share the GIL."""
+    work = {"each_s": 1e-3, "locked": locked, "step_s": 0.02}
+    alone, default = run(Machine(**work), bushel.ReadOptions(0, 0), 100), run(Machine(**work), None, 100)
+    assert alone.now == pytest.approx(100 * (BATCH * 1e-3 + 0.02))
+    assert default.now < 100 * 0.02 + 0.3  # the elements take no time of their own, once threads have started
+
+
+def test_quick_elements_start_no_threads():
+    assert run(Machine(each_s=20e-6), None, 100).most_threads == 0
+
+
+def test_a_small_job_starts_no_threads():
+    batches = int(COMPUTED_S / 1e-3 / BATCH)
+    assert run(Machine(each_s=1e-3, locked=0.0, cores=16), None, batches).most_threads == 0
+    assert run(Machine(each_s=1e-3, locked=0.0, cores=16), None, batches + 2).most_threads >= FEW
+
+
+def test_trials_that_gain_nothing_take_a_small_share_of_any_job():
+    for batches in (10, 100, 1000):
+        alone = run(Machine(each_s=1e-3, sharing=2.5), bushel.ReadOptions(0, 0), batches)
+        assert run(Machine(each_s=1e-3, sharing=2.5), None, batches).now < 1.15 * alone.now + 5e-3
+
+
+# The decisions by themselves.
+
+
+def record(trials: Trials, *pulls: tuple[float, float, bool]) -> list[int]:
+    return [trials.record(1, seconds, busy_s, waited) for seconds, busy_s, waited in pulls]
+
+
+WAITING, COMPUTING, QUICK = (4e-3, 1e-4, True), (4e-3, 4e-3, True), (1e-6, 1e-6, True)
+PREEMPTED = (4e-3, 1e-4, False)
+"""A pull that computes on a busy machine: its thread ran for little of the time, and waited for nothing but a core."""
+
+
+def test_all_threads_are_tried_after_two_pulls_in_a_row_that_waited():
+    assert record(Trials(16), WAITING, WAITING) == [0, 16]
+    assert record(Trials(16), WAITING, QUICK, WAITING, QUICK, WAITING, WAITING) == [0] * 5 + [16]
+    assert record(Trials(3), WAITING, WAITING) == [0, 3]
+
+
+def test_waiting_for_a_core_is_computing():
+    assert record(Trials(16), *[PREEMPTED] * 13) == [0] * 13
+    assert record(Trials(16), *[PREEMPTED] * 14)[-1] == FEW == record(Trials(16), *[COMPUTING] * 14)[-1]
+
+
+def test_the_first_pull_counts_only_if_it_waits():
+    """It may open files and load code."""
+    assert record(Trials(16), (10.0, 10.0, True), *[QUICK] * 20) == [0] * 21
+
+
+def test_the_consumer_computes_longer_after_each_trial_that_gained_nothing():
+    trials, threads = Trials(16), TriedThreads(16, lambda: 0.0, Formula(Machine(1.0), 16))  # type: ignore[arg-type]
+    record(trials, COMPUTING)
+    for factor in (1, 4, 16, 64):
+        pulls = round(factor * COMPUTED_S / COMPUTING[0] + 0.5)
+        assert record(trials, *[COMPUTING] * pulls) == [0] * (pulls - 1) + [FEW]
+        threads.begin_trial(FEW, trials.alone)
+        trials.end_trial(threads)
+
+
+def test_a_pull_is_no_longer_than_the_time_until_the_next_trial():
+    trials = Trials(16)
+    for _ in range(12):
+        assert trials.record(1, *COMPUTING) == 0
+        assert trials.pull_size == 1 or trials.pull_size * COMPUTING[0] <= COMPUTED_S
+    quick = Trials(16)
+    record(quick, *[QUICK] * 4)
+    assert quick.pull_size > 10**4
+
+
+def test_threads_are_judged_by_what_the_consumer_waits_and_by_their_cpu_time():
+    def judge(**window: float) -> int:
+        machine = Machine(1.0)
+        threads = TriedThreads(16, machine.perf_counter, Formula(machine, 16))  # type: ignore[arg-type]
+        threads.begin_trial(2, Speed(100, 1.0, 1.0))
+        return threads._tuner.judge(**window)
+
+    assert judge(rate=105.0, waiting=1.0, busy=1.0) == 0
+    assert judge(rate=190.0, waiting=1.0, busy=1.0) == 8  # nearly twice as fast: more are tried
+    assert judge(rate=150.0, waiting=1.0, busy=1.0, cost=1.1) == 4
+    assert judge(rate=150.0, waiting=1.0, busy=1.0, cost=1.6) == 0  # faster, but for more CPU time than that
+    assert judge(rate=20.0, waiting=0.05, busy=0.2) == 2  # a consumer that is busy with something else

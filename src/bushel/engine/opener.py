@@ -27,7 +27,7 @@ from bushel.engine.round_trips import costs_round_trips, count_together
 from bushel.engine.stream_delivery import StreamDelivery
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import FORKED, Executor, Threads, in_worker
-from bushel.engine.thread_trials import SHORT_BLOCK_S, TriedThreads
+from bushel.engine.thread_trials import TriedThreads
 from bushel.graph.batch import is_ours
 from bushel.graph.cursors import Cursor, Mark, Over, Same
 from bushel.graph.custom import CustomStream
@@ -208,7 +208,7 @@ class _Opener:
             executor = self.observer.watch_executor(threads)
             started.callback(executor.close)
             most = ReadOptions().prefetch_buffer_size
-            return threads, Placement(executor, 2, most, budget_bytes=_UNASKED_BYTES, block_s=SHORT_BLOCK_S)
+            return threads, Placement(executor, 2, most, budget_bytes=_UNASKED_BYTES)
 
         program = self._make_program(node, [], stacked_next=copied and not steps)
         if options is None and not costs_round_trips(node.parent):

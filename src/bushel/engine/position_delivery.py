@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -10,16 +11,15 @@ import numpy as np
 from bushel.base.blocks import Block
 from bushel.base.errors import PositionOutOfRange
 from bushel.base.options import DatasetOptions, ReadOptions
+from bushel.engine.block_size import BLOCK_S
 from bushel.engine.delivery import Delivery, Placement
 from bushel.engine.program import PlannedRows, Program
 from bushel.engine.tally import size_of
-from bushel.engine.thread_trials import Trials, TriedThreads, count_waits
+from bushel.engine.thread_trials import SHORT_BLOCK_S, Trials, TriedThreads, count_waits
 from bushel.graph.cursors import Mark
 from bushel.graph.node import Origin
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_field
-
-_SINGLE_PULLS = 4
 
 
 class PositionDelivery(Delivery):
@@ -60,8 +60,7 @@ class PositionDelivery(Delivery):
         first = self._position
         waits = count_waits() if trials.waits else 0
         begun, busy = time.perf_counter(), time.thread_time()
-        # One position at a time until the speed is known: a batch of slow elements would be a long wait.
-        rows = self._compute(1 if trials.pulls < _SINGLE_PULLS else count)
+        rows = self._compute(min(count, trials.pull_size))
         seconds, busy_s = time.perf_counter() - begun, time.thread_time() - busy
         waited = not waits or count_waits() != waits
         size = trials.record(self._position - first, seconds, busy_s, waited)
@@ -70,7 +69,9 @@ class PositionDelivery(Delivery):
             self._tried = self._tried or self._start_threads()
             threads, placement = self._tried
             threads.begin_trial(size, trials.alone)
-            self._change_placement(placement)
+            # Of rows that compute, little is computed ahead: a job that ends has then computed little in vain.
+            block_s = BLOCK_S if trials.waits else SHORT_BLOCK_S
+            self._change_placement(dataclasses.replace(placement, block_s=block_s))
             self._sizer.learn(self._position - first, seconds, size_of(rows))
         return rows
 
@@ -79,7 +80,7 @@ class PositionDelivery(Delivery):
             super()._end_rows()
             return
         assert self._trials is not None
-        self._trials.end_trial(self._tried[0].lasted_s)
+        self._trials.end_trial(self._tried[0])
         self._change_placement(None)
 
     def _compute(self, count: int) -> Block | None:

@@ -11,6 +11,7 @@ import resource
 import time
 from collections.abc import Callable
 
+from bushel.engine.block_size import MOST_POSITIONS
 from bushel.engine.figures import Pool
 from bushel.engine.pool.autotune import Tuner
 from bushel.engine.program import Result
@@ -29,10 +30,12 @@ FEW = 2
 """How many threads are tried for elements that compute. They may share the GIL, so that more are no faster."""
 
 SHORT_BLOCK_S = 2e-3
-"""How long their blocks should take: so little is computed ahead that a job that ends has computed little in vain."""
+"""How long the blocks of elements that compute should take, for threads that nobody asked for."""
 
+_SINGLE_PULLS = 4
 _LONGER = 4
 _LONGEST_PAUSE_S = 10.0
+_MANY_WINDOWS = 8
 
 _FIRST_WINDOW_S = 0.01
 _WINDOW_S = 0.025
@@ -81,7 +84,10 @@ class Trials:
 
     def __init__(self, most: int):
         self._most = most
-        self.pulls = 0
+        self._pulls = 0
+        self.pull_size = 1
+        """How many positions the next pull should compute at most: a single one until the speed is known, and no more
+        than fit into the time until the next trial, since a batch of slow elements may take seconds."""
         self._pause_s = COMPUTED_S
         self.alone = Speed()
         """When a trial begins: what the consumer has computed since the last one."""
@@ -99,7 +105,7 @@ class Trials:
           waited: whether the thread has waited for something, as far as that is known. On a busy machine a thread may
             run for little of the time although it waits for nothing but a core.
         """
-        self.pulls += 1
+        self._pulls += 1
         if seconds > SLOW_S * positions and waited and busy_s < seconds / 2:
             self.waits += 1
             self._waiting.add(positions, seconds, busy_s)
@@ -109,21 +115,26 @@ class Trials:
         elif self.waits:
             self.waits, self._waiting = 0, Speed()
         alone = self.alone
-        if self.pulls > 1:  # the first pull may open files and load code
+        if self._pulls > 1:  # the first pull may open files and load code
             alone.positions += positions  # not `add`: this runs for every element
             alone.seconds += seconds
             alone.busy_s += busy_s
         if alone.seconds < self._pause_s:
+            if self._pulls >= _SINGLE_PULLS:
+                slow = seconds > SLOW_S * positions
+                self.pull_size = 1 + int((self._pause_s - alone.seconds) * alone.rate) if slow else MOST_POSITIONS
             return 0
         if alone.seconds > SLOW_S * alone.positions:
             return min(FEW, self._most)
         self.alone = Speed()
         return 0
 
-    def end_trial(self, lasted_s: float) -> None:
+    def end_trial(self, threads: TriedThreads) -> None:
         """Record that the threads have stopped, because the consumer alone is as fast."""
-        failed_at_once = lasted_s < self._pause_s
-        self._pause_s = min(_LONGER * self._pause_s, _LONGEST_PAUSE_S) if failed_at_once else COMPUTED_S
+        if threads.windows > _MANY_WINDOWS:  # they gained something, and then the data changed
+            self._pause_s = COMPUTED_S
+        else:
+            self._pause_s = max(min(_LONGER * self._pause_s, _LONGEST_PAUSE_S), 2 * _LONGER * threads.lasted_s)
         self.alone, self._waiting, self.waits = Speed(), Speed(), 0
 
 
@@ -151,6 +162,7 @@ class TriedThreads(ExecutorAround):
         self._tuner = Tuner(self.parallelism, 1, size, _MAX_STRETCH, "threads", alone.rate)
         self._threads.resize(size)
         self._began = self._clock()
+        self.windows = 0
         self._begin_window(self._began, _FIRST_WINDOW_S)
 
     def _begin_window(self, now: float, window_s: float) -> None:
@@ -186,5 +198,6 @@ class TriedThreads(ExecutorAround):
                 cost=speed.busy_each_s / max(self._alone.busy_each_s, 1e-9),
             )
             self._threads.resize(size)
+            self.windows += 1
             self._begin_window(now, _WINDOW_S)
         return result, seconds

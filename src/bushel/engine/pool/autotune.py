@@ -87,8 +87,8 @@ class Tuner:
             may need twice as much, and they must be faster by more than that.
         """
         # The consumer takes `waiting / rate` seconds for a row, and alone `1 / alone`.
-        if self._alone is not None and rate < max(LEAST_GAIN, cost) * self._alone * waiting:
-            gain = rate / (self._alone * waiting)
+        gain = math.inf if self._alone is None else rate / max(self._alone * waiting, 1e-9)
+        if self._before_try is None and gain < max(LEAST_GAIN, cost):
             self.why = (
                 f"{self.workers} {self._kind} were {gain:.2f} times as fast as the consumer alone, for {cost:.2f} "
                 "times the CPU time, so the consumer computes elements itself"
@@ -107,7 +107,9 @@ class Tuner:
                 return self.workers
             if self.workers < self.max_workers and not self._pause:
                 self._before_try = self.workers, rate
-                self.workers = min(self.max_workers, 2 * self.workers)
+                # If twice the number was nearly twice as fast, four times the number is tried, and is there sooner.
+                scales = self._alone is not None and gain >= 0.75 * self.workers
+                self.workers = min(self.max_workers, (4 if scales else 2) * self.workers)
                 self.why = f"{waits}, so more {self._kind} are tried"
                 return self.workers
             none_left = "there are no more cores" if self._kind == "workers" else f"there may be no more {self._kind}"
