@@ -176,7 +176,7 @@ def test_the_default_is_about_as_fast_as_the_better_of_no_threads_and_16(work, b
 @pytest.mark.parametrize("locked", [0.0, 1.0])
 def test_threads_stay_if_the_consumer_waits_between_batches(locked):
     """As for an accelerator. They compute the next batch meanwhile, also if they share the GIL."""
-    work = {"each_s": 1e-3, "locked": locked, "step_s": 0.02}
+    work = {"each_s": 1e-3, "locked": locked, "sharing": 1.1, "step_s": 0.02}
     alone, default = run(Machine(**work), bushel.ReadOptions(0, 0), 100), run(Machine(**work), None, 100)
     assert alone.now == pytest.approx(100 * (BATCH * 1e-3 + 0.02))
     assert default.now < 100 * 0.02 + 0.3  # the elements take no time of their own, once threads have started

@@ -41,6 +41,7 @@ class PositionDelivery(Delivery):
         assert program.node is not None
         self._start_threads = start_threads
         self._trials = None if start_threads is None else Trials(ReadOptions().num_threads)
+        self._left = 0.0  # when the last pull ended that the consumer computed
         self._tried: tuple[TriedThreads, Placement] | None = None
         self._sparse = program.unit == 1 and program.sparse
         rows = PlannedRows(program.node, ahead=True)
@@ -60,10 +61,12 @@ class PositionDelivery(Delivery):
         first = self._position
         waits = count_waits() if trials.waits else 0
         begun, busy = time.perf_counter(), time.thread_time()
+        away_s = begun - self._left if self._left else 0.0
         rows = self._compute(min(count, trials.pull_size))
-        seconds, busy_s = time.perf_counter() - begun, time.thread_time() - busy
+        self._left = time.perf_counter()
+        seconds, busy_s = self._left - begun, time.thread_time() - busy
         waited = not waits or count_waits() != waits
-        size = trials.record(self._position - first, seconds, busy_s, waited)
+        size = trials.record(self._position - first, seconds, busy_s, waited, away_s)
         if size and rows is not None:
             assert self._start_threads is not None
             self._tried = self._tried or self._start_threads()
@@ -82,6 +85,7 @@ class PositionDelivery(Delivery):
         assert self._trials is not None
         self._trials.end_trial(self._tried[0])
         self._change_placement(None)
+        self._left = 0.0
 
     def _compute(self, count: int) -> Block | None:
         low, high = self._position, self._position + count * self._program.unit

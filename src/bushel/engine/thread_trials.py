@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 
 from bushel.engine.block_size import MOST_POSITIONS
-from bushel.engine.figures import Pool
+from bushel.engine.figures import SMALL_WAIT_SHARE, Pool
 from bushel.engine.pool.autotune import Tuner
 from bushel.engine.program import Result
-from bushel.engine.tasks import ExecutorAround, Threads, Ticket
+from bushel.engine.tasks import ExecutorAround, Task, Threads, Ticket
 
 SLOW_S = 100e-6
 """If elements take longer than this, threads may compute them: handing over an element costs about half as much."""
@@ -51,6 +51,8 @@ class Speed:
     positions: int = 0
     seconds: float = 0.0
     busy_s: float = 0.0
+    away_s: float = 0.0
+    """How long the consumer did something else meanwhile."""
 
     def add(self, positions: int, seconds: float, busy_s: float) -> None:
         self.positions += positions
@@ -61,6 +63,11 @@ class Speed:
     def rate(self) -> float:
         """Positions per second."""
         return self.positions / max(self.seconds, 1e-9)
+
+    @property
+    def away_share(self) -> float:
+        """The share of its time that the consumer did something else, if it computes the rows itself."""
+        return self.away_s / max(self.seconds + self.away_s, 1e-9)
 
     @property
     def busy_each_s(self) -> float:
@@ -95,7 +102,7 @@ class Trials:
         self.waits = 0
         """How many these are. After the first, delivery asks the system whether the next pull has waited."""
 
-    def record(self, positions: int, seconds: float, busy_s: float, waited: bool = True) -> int:
+    def record(self, positions: int, seconds: float, busy_s: float, waited: bool = True, away_s: float = 0.0) -> int:
         """Return how many threads to try now; 0 if the consumer computes the next rows, too.
 
         Args:
@@ -104,6 +111,7 @@ class Trials:
           busy_s: for how much of this time its thread has run.
           waited: whether the thread has waited for something, as far as that is known. On a busy machine a thread may
             run for little of the time although it waits for nothing but a core.
+          away_s: how long the consumer did something else before the pull.
         """
         self._pulls += 1
         if seconds > SLOW_S * positions and waited and busy_s < seconds / 2:
@@ -119,6 +127,7 @@ class Trials:
             alone.positions += positions  # not `add`: this runs for every element
             alone.seconds += seconds
             alone.busy_s += busy_s
+            alone.away_s += away_s
         if alone.seconds < self._pause_s:
             if self._pulls >= _SINGLE_PULLS:
                 slow = seconds > SLOW_S * positions
@@ -154,6 +163,8 @@ class TriedThreads(ExecutorAround):
         self._threads = threads or Threads(most, at_first=0)
         super().__init__(self._threads)
         self._clock = clock
+        self._under_way = 0  # tickets that delivery waits for
+        self._before_resize = 0  # those of them that were submitted before the number of threads changed
         self._tuner = Tuner(most, kind="threads", at_first=0)
 
     def begin_trial(self, size: int, alone: Speed) -> None:
@@ -161,6 +172,7 @@ class TriedThreads(ExecutorAround):
         self._alone = alone
         self._tuner = Tuner(self.parallelism, 1, size, _MAX_STRETCH, "threads", alone.rate)
         self._threads.resize(size)
+        self._under_way = self._before_resize = 0
         self._began = self._clock()
         self.windows = 0
         self._begin_window(self._began, _FIRST_WINDOW_S)
@@ -170,6 +182,15 @@ class TriedThreads(ExecutorAround):
         self._waited_s = 0.0
         self._blocks = 0
         self._speed = Speed()
+
+    def _is_long_enough(self, elapsed_s: float) -> bool:
+        """Return whether a window tells something. A short one may lie inside of one `next`, and threads gain the most
+        while the consumer does something else.
+        """
+        alone = self._alone
+        away_share = 1 - self._waited_s / max(elapsed_s, 1e-9)
+        typical = alone.away_share < SMALL_WAIT_SHARE or away_share > alone.away_share / 2
+        return elapsed_s >= (self._window_s if typical else alone.seconds + alone.away_s)
 
     @property
     def lasted_s(self) -> float:
@@ -182,22 +203,37 @@ class TriedThreads(ExecutorAround):
     def stretch(self) -> int:
         return self._tuner.stretch * self._tuner.workers
 
+    def submit(self, task: Task) -> Ticket:
+        self._under_way += 1
+        return self._threads.submit(task)
+
+    def forget(self, tickets: list[Ticket]) -> None:
+        self._under_way = self._before_resize = 0
+        self._threads.forget(tickets)
+
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         begun = self._clock()
         result, seconds = self._threads.wait(ticket)
         now = self._clock()
+        self._under_way -= 1
+        if self._before_resize > 0:  # says nothing about the threads that there are now
+            self._before_resize -= 1
+            self._begin_window(now, _WINDOW_S)
+            return result, seconds
         self._waited_s += now - begun
         speed, tuner, elapsed_s = self._speed, self._tuner, now - self._window_start
         speed.add(ticket.task.high - ticket.task.low, seconds, ticket.busy_s)
         self._blocks += 1
-        if tuner.workers and elapsed_s >= self._window_s and self._blocks >= 2 * tuner.workers:
+        if tuner.workers and self._blocks >= 2 * tuner.workers and self._is_long_enough(elapsed_s):
             size = tuner.judge(
                 rate=speed.positions / elapsed_s,
                 waiting=self._waited_s / elapsed_s,
                 busy=min(1.0, speed.seconds / (elapsed_s * tuner.workers)),
                 cost=speed.busy_each_s / max(self._alone.busy_each_s, 1e-9),
             )
-            self._threads.resize(size)
+            if size != self._threads.size:
+                self._threads.resize(size)
+                self._before_resize = self._under_way
             self.windows += 1
             self._begin_window(now, _WINDOW_S)
         return result, seconds

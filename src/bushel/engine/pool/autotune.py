@@ -88,7 +88,9 @@ class Tuner:
         """
         # The consumer takes `waiting / rate` seconds for a row, and alone `1 / alone`.
         gain = math.inf if self._alone is None else rate / max(self._alone * waiting, 1e-9)
-        if self._before_try is None and gain < max(LEAST_GAIN, cost):
+        # A consumer that waits for little of its time waits for something else, and has CPU time to spare.
+        idle = waiting > SMALL_WAIT_SHARE and busy < BUSY_SHARE and self.stretch < self._max_stretch
+        if self._before_try is None and not idle and gain < max(LEAST_GAIN, cost if waiting > 0.5 else 0.0):
             self.why = (
                 f"{self.workers} {self._kind} were {gain:.2f} times as fast as the consumer alone, for {cost:.2f} "
                 "times the CPU time, so the consumer computes elements itself"
@@ -101,14 +103,14 @@ class Tuner:
         waits = f"the consumer waits {100 * waiting:.0f} % of its time"
         if waiting > SMALL_WAIT_SHARE:
             self._idle_windows = 0
-            if busy < BUSY_SHARE and self.stretch < self._max_stretch:
+            if idle:
                 self.stretch *= 2
                 self.why = f"{waits} although {self._kind} are idle, so they work further ahead"
                 return self.workers
             if self.workers < self.max_workers and not self._pause:
                 self._before_try = self.workers, rate
                 # If twice the number was nearly twice as fast, four times the number is tried, and is there sooner.
-                scales = self._alone is not None and gain >= 0.75 * self.workers
+                scales = self._alone is not None and gain >= 0.85 * self.workers
                 self.workers = min(self.max_workers, (4 if scales else 2) * self.workers)
                 self.why = f"{waits}, so more {self._kind} are tried"
                 return self.workers
