@@ -4,7 +4,7 @@
     python -m benchmarks.small_jobs --peers --save       # with Grain at its defaults; writes results/small_jobs.md
 
 Each run has a process of its own, and the ways take turns. A cell is CPU and wall time since `iter()`, the median of
-the turns. All ways must give the same batches: each run prints the checksums of some. The wall clock decides which of no
+the turns. All ways must give the same batches: each run prints checksums of some. The wall clock decides which of no
 threads and 16 threads is the better one; the default may take 15 % longer than it and 15 % more CPU time, and 12 ms
 more, which is how exactly times of this length repeat. It may not be slower than Grain. For local files its memory may
 be 1.5 times that of no threads. `store` is a server on loopback that answers after 20 ms, and `waiting` a user's class
