@@ -255,6 +255,6 @@ def test_threads_are_judged_by_what_the_consumer_waits_and_by_their_cpu_time():
 
     assert judge(rate=105.0, waiting=1.0, busy=1.0) == 0
     assert judge(rate=190.0, waiting=1.0, busy=1.0) == 8  # nearly twice as fast: more are tried
-    assert judge(rate=150.0, waiting=1.0, busy=1.0, cost=1.1) == 4
-    assert judge(rate=150.0, waiting=1.0, busy=1.0, cost=1.6) == 0  # faster, but for more CPU time than that
+    assert judge(rate=150.0, waiting=1.0, busy=1.0, least_gain=1.3) == 4
+    assert judge(rate=150.0, waiting=1.0, busy=1.0, least_gain=1.6) == 0  # faster, but for more CPU time than that
     assert judge(rate=20.0, waiting=0.05, busy=0.2) == 2  # a consumer that is busy with something else

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from bushel.engine.block_size import MOST_POSITIONS
 from bushel.engine.figures import SMALL_WAIT_SHARE, Pool
-from bushel.engine.pool.autotune import Tuner
+from bushel.engine.pool.autotune import LEAST_GAIN, Tuner
 from bushel.engine.program import Result
 from bushel.engine.tasks import ExecutorAround, Task, Threads, Ticket
 
@@ -42,6 +42,10 @@ _WINDOW_S = 0.025
 """How long a trial is measured at least, and later windows. They also last for two blocks of each thread at least."""
 
 _MAX_STRETCH = 32
+_CPU_PRICE = 3
+_BLOCK_BYTES = (
+    1 << 20
+)  # nobody has asked for these threads, so what they hold must be small beside the consumer's memory
 
 
 @dataclasses.dataclass(slots=True)
@@ -162,6 +166,7 @@ class TriedThreads(ExecutorAround):
     def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter, threads: Threads | None = None):
         self._threads = threads or Threads(most, at_first=0)
         super().__init__(self._threads)
+        self.block_bytes = _BLOCK_BYTES
         self._clock = clock
         self._under_way = 0  # tickets that delivery waits for
         self._before_resize = 0  # those of them that were submitted before the number of threads changed
@@ -182,6 +187,16 @@ class TriedThreads(ExecutorAround):
         self._waited_s = 0.0
         self._blocks = 0
         self._speed = Speed()
+
+    def _find_least_gain(self, speed: Speed) -> float:
+        """Return how many times as fast the threads must be for the CPU time that they take.
+
+        Elements that compute leave little to gain, and on a busy machine two threads are faster because other programs
+        get less: a tenth more CPU time must make them faster by three tenths. Elements that wait gain many times more.
+        """
+        alone = self._alone
+        cost = speed.busy_each_s / max(alone.busy_each_s, 1e-9)
+        return max(LEAST_GAIN, cost if alone.busy_s < alone.seconds / 2 else 1 + _CPU_PRICE * (cost - 1))
 
     def _is_long_enough(self, elapsed_s: float) -> bool:
         """Return whether a window tells something. A short one may lie inside of one `next`, and threads gain the most
@@ -229,7 +244,7 @@ class TriedThreads(ExecutorAround):
                 rate=speed.positions / elapsed_s,
                 waiting=self._waited_s / elapsed_s,
                 busy=min(1.0, speed.seconds / (elapsed_s * tuner.workers)),
-                cost=speed.busy_each_s / max(self._alone.busy_each_s, 1e-9),
+                least_gain=self._find_least_gain(speed),
             )
             if size != self._threads.size:
                 self._threads.resize(size)

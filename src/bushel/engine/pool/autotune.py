@@ -23,6 +23,9 @@ WARM_S = 10.0
 MAX_STRETCH = 4
 """Workers work at most this many times as far ahead as usual."""
 
+_MOSTLY = 0.7
+"""A consumer that waits for workers for this share of its time does little else."""
+
 LEAST_GAIN = 1.1
 """Workers or threads are kept if they are at least this many times as fast as the consumer alone."""
 
@@ -76,24 +79,26 @@ class Tuner:
         self._next_pause = 8
         self._idle_windows = 0
 
-    def judge(self, *, rate: float, waiting: float, busy: float, cost: float = 1.0) -> int:
+    def judge(self, *, rate: float, waiting: float, busy: float, least_gain: float = LEAST_GAIN) -> int:
         """The number of workers for the next window.
 
         Args:
           rate: rows per second in this window.
           waiting: the share of the window that the consumer waited.
           busy: the share of the window that the workers computed.
-          cost: how many times the CPU time a row takes, compared with the consumer alone. Threads that share the GIL
-            may need twice as much, and they must be faster by more than that.
+          least_gain: how many times as fast as the consumer alone the workers must be, if it waits for them most of the
+            time. Threads that share the GIL may need twice the CPU time, and must gain more than that.
         """
         # The consumer takes `waiting / rate` seconds for a row, and alone `1 / alone`.
         gain = math.inf if self._alone is None else rate / max(self._alone * waiting, 1e-9)
+        # Working further ahead helps a consumer that asks in bursts. One that only waits takes each row at once.
+        in_bursts = waiting > SMALL_WAIT_SHARE and (self._alone is None or waiting < _MOSTLY)
+        idle = in_bursts and busy < BUSY_SHARE and self.stretch < self._max_stretch
         # A consumer that waits for little of its time waits for something else, and has CPU time to spare.
-        idle = waiting > SMALL_WAIT_SHARE and busy < BUSY_SHARE and self.stretch < self._max_stretch
-        if self._before_try is None and not idle and gain < max(LEAST_GAIN, cost if waiting > 0.5 else 0.0):
+        if self._before_try is None and not idle and gain < (least_gain if waiting > _MOSTLY else LEAST_GAIN):
             self.why = (
-                f"{self.workers} {self._kind} were {gain:.2f} times as fast as the consumer alone, for {cost:.2f} "
-                "times the CPU time, so the consumer computes elements itself"
+                f"{self.workers} {self._kind} were {gain:.2f} times as fast as the consumer alone, too "
+                "little for their CPU time, so the consumer computes elements itself"
             )
             self.workers = 0
             return 0
