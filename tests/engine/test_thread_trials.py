@@ -132,7 +132,7 @@ def run(machine: Machine, options: bushel.ReadOptions | None, batches: int) -> M
     """The machine after so many batches."""
 
     def tried(most: int) -> TriedThreads:
-        return TriedThreads(most, machine.perf_counter, Formula(machine, most))  # type: ignore[arg-type]
+        return TriedThreads(most, machine.perf_counter, Formula(machine, most), machine.cores)  # type: ignore[arg-type]
 
     ds = bushel.MapDataset.source(machine).to_iter_dataset(options).batch(BATCH)
     with pytest.MonkeyPatch.context() as patch:
@@ -249,7 +249,7 @@ def test_a_pull_is_no_longer_than_the_time_until_the_next_trial():
 def test_threads_are_judged_by_what_the_consumer_waits_and_by_their_cpu_time():
     def judge(**window: float) -> int:
         machine = Machine(1.0)
-        threads = TriedThreads(16, machine.perf_counter, Formula(machine, 16))  # type: ignore[arg-type]
+        threads = TriedThreads(16, machine.perf_counter, Formula(machine, 16), 16)  # type: ignore[arg-type]
         threads.begin_trial(2, Speed(100, 1.0, 1.0))
         return threads._tuner.judge(**window)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from bushel.engine.block_size import MOST_POSITIONS
-from bushel.engine.figures import SMALL_WAIT_SHARE, Pool
+from bushel.engine.figures import SMALL_WAIT_SHARE, Pool, count_cores
 from bushel.engine.pool.autotune import LEAST_GAIN, Tuner
 from bushel.engine.program import Result
 from bushel.engine.tasks import ExecutorAround, Task, Threads, Ticket
@@ -67,6 +67,10 @@ class Speed:
     def rate(self) -> float:
         """Positions per second."""
         return self.positions / max(self.seconds, 1e-9)
+
+    @property
+    def mostly_waited(self) -> bool:
+        return self.busy_s < self.seconds / 2
 
     @property
     def away_share(self) -> float:
@@ -163,11 +167,18 @@ class TriedThreads(ExecutorAround):
     Delivery may send two blocks for each thread, and more if these do not last for a step of the consumer.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.perf_counter, threads: Threads | None = None):
+    def __init__(
+        self,
+        most: int,
+        clock: Callable[[], float] = time.perf_counter,
+        threads: Threads | None = None,
+        cores: int | None = None,
+    ):
         self._threads = threads or Threads(most, at_first=0)
         super().__init__(self._threads)
         self.block_bytes = _BLOCK_BYTES
         self._clock = clock
+        self._cores = count_cores() if cores is None else cores
         self._under_way = 0  # tickets that delivery waits for
         self._before_resize = 0  # those of them that were submitted before the number of threads changed
         self._tuner = Tuner(most, kind="threads", at_first=0)
@@ -175,7 +186,9 @@ class TriedThreads(ExecutorAround):
     def begin_trial(self, size: int, alone: Speed) -> None:
         """Start so many threads. `alone` is the speed of the consumer without them."""
         self._alone = alone
-        self._tuner = Tuner(self.parallelism, 1, size, _MAX_STRETCH, "threads", alone.rate)
+        # Only threads that wait gain from being more than there are cores.
+        most = self.parallelism if alone.mostly_waited else min(self.parallelism, max(FEW, self._cores))
+        self._tuner = Tuner(most, 1, size, _MAX_STRETCH, "threads", alone.rate)
         self._threads.resize(size)
         self._under_way = self._before_resize = 0
         self._began = self._clock()
@@ -196,7 +209,7 @@ class TriedThreads(ExecutorAround):
         """
         alone = self._alone
         cost = speed.busy_each_s / max(alone.busy_each_s, 1e-9)
-        return max(LEAST_GAIN, cost if alone.busy_s < alone.seconds / 2 else 1 + _CPU_PRICE * (cost - 1))
+        return max(LEAST_GAIN, cost if alone.mostly_waited else 1 + _CPU_PRICE * (cost - 1))
 
     def _is_long_enough(self, elapsed_s: float) -> bool:
         """Return whether a window tells something. A short one may lie inside of one `next`, and threads gain the most
