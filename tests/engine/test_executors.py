@@ -751,8 +751,8 @@ class Outside:
     def thread_time(self) -> float:
         return self.busy
 
-    def count_waits(self) -> int:
-        return 0  # the system does not tell
+    def count_waits(self) -> tuple[int, int]:
+        return 0, 0  # the system does not tell
 
 
 def threads_after(source: Outside, count: int, options: bushel.ReadOptions | None = None) -> int:

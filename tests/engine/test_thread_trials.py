@@ -137,7 +137,7 @@ def run(machine: Machine, options: bushel.ReadOptions | None, batches: int) -> M
     ds = bushel.MapDataset.source(machine).to_iter_dataset(options).batch(BATCH)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(positions, "time", machine)
-        patch.setattr(positions, "count_waits", lambda: 0)
+        patch.setattr(positions, "count_waits", lambda: (0, 0))
         patch.setattr(opener, "TriedThreads", tried)
         patch.setattr(opener, "Threads", lambda most: Formula(machine, most))
         with iter(ds) as it:
@@ -258,3 +258,9 @@ def test_threads_are_judged_by_what_the_consumer_waits_and_by_their_cpu_time():
     assert judge(rate=150.0, waiting=1.0, busy=1.0, least_gain=1.3) == 4
     assert judge(rate=150.0, waiting=1.0, busy=1.0, least_gain=1.6) == 0  # faster, but for more CPU time than that
     assert judge(rate=20.0, waiting=0.05, busy=0.2) == 2  # a consumer that is busy with something else
+
+
+def test_a_thread_that_lost_its_core_has_not_waited():
+    assert not positions._has_waited((0, 0), (0, 1)) and not positions._has_waited((5, 1), (5, 3))
+    assert positions._has_waited((5, 1), (6, 1))
+    assert positions._has_waited((0, 0), (0, 0))  # the system does not tell

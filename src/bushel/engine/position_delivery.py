@@ -59,13 +59,13 @@ class PositionDelivery(Delivery):
             rows, self._position = self.make_here(low, high, limit)
             return rows
         first = self._position
-        waits = count_waits() if trials.waits else 0
+        waits = count_waits() if trials.waits else None
         begun, busy = time.perf_counter(), time.thread_time()
         away_s = begun - self._left if self._left else 0.0
         rows = self._compute(min(count, trials.pull_size))
         self._left = time.perf_counter()
         seconds, busy_s = self._left - begun, time.thread_time() - busy
-        waited = not waits or count_waits() != waits
+        waited = waits is None or _has_waited(waits, count_waits())
         size = trials.record(self._position - first, seconds, busy_s, waited, away_s)
         if size and rows is not None:
             assert self._start_threads is not None
@@ -129,3 +129,8 @@ class PositionDelivery(Delivery):
             return self._find_row(index)
         except IndexError as error:
             raise PositionOutOfRange(str(error), "next_index") from None
+
+
+def _has_waited(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    """Return whether a thread has waited between two calls of `count_waits`; True if the system does not tell."""
+    return after == (0, 0) or after[0] != before[0]

@@ -69,10 +69,6 @@ class Speed:
         return self.positions / max(self.seconds, 1e-9)
 
     @property
-    def mostly_waited(self) -> bool:
-        return self.busy_s < self.seconds / 2
-
-    @property
     def away_share(self) -> float:
         """The share of its time that the consumer did something else, if it computes the rows itself."""
         return self.away_s / max(self.seconds + self.away_s, 1e-9)
@@ -155,10 +151,13 @@ class Trials:
         self.alone, self._waiting, self.waits = Speed(), Speed(), 0
 
 
-def count_waits() -> int:
-    """Return how often this thread has waited for something other than a core; 0 if the system does not tell."""
+def count_waits() -> tuple[int, int]:
+    """Return how often this thread has waited, and how often it has lost its core; zeros if the system does not tell."""
     of_this_thread = getattr(resource, "RUSAGE_THREAD", None)  # Linux has it, macOS has not
-    return 0 if of_this_thread is None else resource.getrusage(of_this_thread).ru_nvcsw
+    if of_this_thread is None:
+        return 0, 0
+    usage = resource.getrusage(of_this_thread)
+    return usage.ru_nvcsw, usage.ru_nivcsw
 
 
 class TriedThreads(ExecutorAround):
@@ -187,7 +186,8 @@ class TriedThreads(ExecutorAround):
         """Start so many threads. `alone` is the speed of the consumer without them."""
         self._alone = alone
         # Only threads that wait gain from being more than there are cores.
-        most = self.parallelism if alone.mostly_waited else min(self.parallelism, max(FEW, self._cores))
+        self._for_waiting = size == self.parallelism
+        most = self.parallelism if self._for_waiting else min(self.parallelism, max(FEW, self._cores))
         self._tuner = Tuner(most, 1, size, _MAX_STRETCH, "threads", alone.rate)
         self._threads.resize(size)
         self._under_way = self._before_resize = 0
@@ -209,7 +209,7 @@ class TriedThreads(ExecutorAround):
         """
         alone = self._alone
         cost = speed.busy_each_s / max(alone.busy_each_s, 1e-9)
-        return max(LEAST_GAIN, cost if alone.mostly_waited else 1 + _CPU_PRICE * (cost - 1))
+        return max(LEAST_GAIN, cost if self._for_waiting else 1 + _CPU_PRICE * (cost - 1))
 
     def _is_long_enough(self, elapsed_s: float) -> bool:
         """Return whether a window tells something. A short one may lie inside of one `next`, and threads gain the most
