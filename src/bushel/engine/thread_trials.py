@@ -152,7 +152,7 @@ class Trials:
 
 
 def count_waits() -> tuple[int, int]:
-    """Return how often this thread has waited, and how often it has lost its core; zeros if the system does not tell."""
+    """Return how often this thread has waited, and how often it lost its core; zeros if the system does not tell."""
     of_this_thread = getattr(resource, "RUSAGE_THREAD", None)  # Linux has it, macOS has not
     if of_this_thread is None:
         return 0, 0
