@@ -21,11 +21,21 @@ CHECKED_FOLDERS = ("src", "tests", "examples", "benchmarks")
 """What pyright checks in `make test`."""
 
 OF_WORKERS = ("delivery", "faults", "processes", "slabs", "stall", "wire", "zygote")
-OF_DELIVERY = ("delivery", "executors", "in_place", "progress", "pulling", "skip_counts", "stages", "trouble")
+OF_DELIVERY = (
+    "delivery",
+    "executors",
+    "in_place",
+    "progress",
+    "pulling",
+    "skip_counts",
+    "stages",
+    "thread_trials",
+    "trouble",
+)
 ENGINE_TESTS = dict.fromkeys(("pool", "processes", "slabs"), OF_WORKERS) | dict.fromkeys(
     (
         *("block_size", "delivery", "drawn_delivery", "opener", "position_delivery", "program", "pulling"),
-        *("stream_delivery", "stream_program", "tasks"),
+        *("stream_delivery", "stream_program", "tasks", "thread_trials"),
     ),
     OF_DELIVERY,
 )

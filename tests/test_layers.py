@@ -48,7 +48,7 @@ ENGINE_LAYERS = [
     {"tasks"},
     {"pool"},
     {"actors", "processes"},
-    {"delivery", "host_memory", "pulling", "report", "transfer"},
+    {"delivery", "host_memory", "pulling", "report", "thread_trials", "transfer"},
     {"drawn_delivery", "position_delivery", "stream_delivery"},
     {"observe"},
     {"opener"},

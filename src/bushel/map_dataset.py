@@ -718,9 +718,10 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
 
         Args:
           read_options: threads that prefetch. By default there are none at first. If elements that may come from files
-            wait for longer than 0.1 ms each, 16 threads prefetch up to 500 elements, as in Grain. If they compute, one
-            thread prefetches a few, and more threads follow while that is faster. For files in a store 16 threads
-            begin at once. Without `read_options`, prefetched elements take about 1 GiB at most. The output is the same.
+            wait for longer than 0.1 ms each, 16 threads prefetch up to 500 elements, as in Grain. If they compute, two
+            threads are tried after 50 ms, more follow while they gain something, and none stay if the consumer alone is
+            as fast. For files in a store 16 threads begin at once. Without `read_options`, prefetched elements take
+            about 1 GiB at most. The output is the same.
           allow_nones: keeps the elements that a filter dropped, as None.
 
         >>> list(MapDataset.range(6).to_iter_dataset().filter(lambda x: x % 2 == 0).batch(2))

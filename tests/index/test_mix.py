@@ -176,7 +176,7 @@ def test_one_after_the_other_epoch_by_epoch(lengths, epochs):
         for which, length in enumerate(lengths)
         for place in range(length)
     ]
-    which, index = concatenated(np.arange(sum(lengths) * epochs), lengths)
+    which, index = concatenated(np.arange(sum(lengths) * epochs), np.array(lengths), np.cumsum(lengths))
     assert list(zip(which.tolist(), index.tolist(), strict=True)) == expected
 
 
@@ -188,7 +188,7 @@ def test_one_after_the_other_epoch_by_epoch(lengths, epochs):
 def test_far_and_negative_positions(lengths, places):
     total = sum(lengths)
     assume(total)
-    which, index = concatenated(np.array(places), lengths)
+    which, index = concatenated(np.array(places), np.array(lengths), np.cumsum(lengths))
     starts = list(itertools.accumulate(lengths, initial=0))
     for place, number, found in zip(places, which.tolist(), index.tolist(), strict=True):
         epoch, position = divmod(place, total)

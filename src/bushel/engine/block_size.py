@@ -20,12 +20,13 @@ class Sizer:
       most: how many positions a block may hold.
       block_bytes: how many bytes the rows of a block should have at most.
       least: positions that are requested together, however long that takes, as far as `most` and `block_bytes` allow.
+      block_s: how long a block should take to compute.
     """
 
-    def __init__(self, unit: int, most: int, block_bytes: int, least: int = 1):
+    def __init__(self, unit: int, most: int, block_bytes: int, least: int = 1, block_s: float = BLOCK_S):
         self._unit = unit
         self._most = max(1, most // unit)  # in units
-        self._block_bytes = block_bytes
+        self._block_bytes, self._block_s = block_bytes, block_s
         self._least = self._units = max(1, min(least // unit, self._most))
         self._bytes_each: float | None = None  # bytes of the rows of a position, once a block was seen
 
@@ -42,7 +43,7 @@ class Sizer:
         if size_bytes is not None or self._bytes_each is None:  # rows that were dropped hold no memory
             self._bytes_each = (size_bytes or 0) / positions
         units = max(1, positions // self._unit)
-        by_time = BLOCK_S * units / max(seconds, 1e-9)
+        by_time = self._block_s * units / max(seconds, 1e-9)
         by_bytes = self._units if size_bytes is None else self._block_bytes * units / max(size_bytes, 1)
         # At most eight times as large as the last one: the first block is not typical, because it loads code.
         wanted = int(min(max(by_time, self._least), by_bytes, 8 * self._units))

@@ -21,7 +21,7 @@ from bushel.base.blocks import Block
 from bushel.base.contract import optional
 from bushel.base.errors import PipelineNotSent, WorkerDied, add_note, describe_error, inside
 from bushel.base.options import DatasetOptions
-from bushel.engine.block_size import MOST_POSITIONS, Sizer, measure_result
+from bushel.engine.block_size import BLOCK_S, MOST_POSITIONS, Sizer, measure_result
 from bushel.engine.program import FailedAt, Program, Result, Rows, Runner, Skipped, make_state, read_counts, run_again
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket, wait_and_check
 from bushel.graph.closing import CLOSED
@@ -29,9 +29,6 @@ from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.filter_watch import FilterWatch
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State
-
-_FEW_AHEAD = 4
-"""How many positions are computed ahead at least, where `Placement.share_ahead` sets a limit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +44,8 @@ class Placement:
     """How many positions a block should have at least, because their records are requested together."""
     budget_bytes: int | None = None
     """How large the rows of all blocks may be together; None: delivery sets no limit."""
-    share_ahead: float | None = None
-    """If given, at most this share of what the consumer has taken so far is computed ahead, and a few positions.
-
-    A program that stops early has then computed little that nobody needs.
-    """
+    block_s: float = BLOCK_S
+    """How long a block should take to compute, in seconds."""
 
 
 class Delivery(Cursor):
@@ -314,15 +308,11 @@ class Delivery(Cursor):
 
     def _count_most(self, placement: Placement) -> int:
         """Return how many positions may be computed ahead."""
-        most = placement.most
-        if placement.share_ahead is not None:
-            taken = self._position - self._base
-            most = min(most, max(_FEW_AHEAD, int(placement.share_ahead * taken)))
         if placement.budget_bytes is None:
-            return most
+            return placement.most
         fitting = self._sizer.count_within(placement.budget_bytes)
         # The first block is computed alone. Otherwise all threads would hold rows before the size of one is known.
-        return self._sizer.choose_size() if fitting is None else min(most, fitting)
+        return self._sizer.choose_size() if fitting is None else min(placement.most, fitting)
 
     def _fill(self) -> None:
         """Submit tasks until the executor has as many as the placement allows."""
@@ -330,17 +320,13 @@ class Delivery(Cursor):
         if placement is None:
             return
         assert self._ledger is not None
-        executor, unit = placement.executor, self._program.unit
-        most = max(self._count_most(placement), unit)
-        limit = placement.blocks_ahead * executor.stretch()
-        # While little may be computed ahead, blocks are small, so that all members of the executor get some.
-        largest = self._length if placement.share_ahead is None else max(unit, most // limit)
-        while len(self._tickets) < limit and self._next < self._length:
-            high = min(self._length, self._next + min(self._sizer.choose_size(), largest))
+        executor, most = placement.executor, max(self._count_most(placement), self._program.unit)
+        while len(self._tickets) < placement.blocks_ahead * executor.stretch() and self._next < self._length:
+            high = min(self._length, self._next + self._sizer.choose_size())
             if self._tickets and high - self._position > most:
                 break  # waits for room for a whole block: otherwise blocks would stay as small as the first ones
             if high < self._length:
-                high -= (high - self._next) % unit
+                high -= (high - self._next) % self._program.unit
             given, high = self._draw(self._next, high)
             if high == self._next:
                 break
@@ -369,7 +355,9 @@ class Delivery(Cursor):
         # Twice as many as can be computed at a time: while those are computed, others are handed out.
         at_once = max(1, min(placement.blocks_ahead, 2 * placement.executor.parallelism))
         most = max(1, max(placement.most, self._program.unit) // at_once)
-        self._sizer = Sizer(self._program.unit, most, placement.executor.block_bytes, placement.least)
+        self._sizer = Sizer(
+            self._program.unit, most, placement.executor.block_bytes, placement.least, placement.block_s
+        )
 
     def _restart(self) -> None:
         """Throw away all that was computed ahead, and begin again after the row that was delivered last."""

@@ -27,6 +27,7 @@ from bushel.engine.round_trips import costs_round_trips, count_together
 from bushel.engine.stream_delivery import StreamDelivery
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import FORKED, Executor, Threads, in_worker
+from bushel.engine.thread_trials import TriedThreads
 from bushel.graph.batch import is_ours
 from bushel.graph.cursors import Cursor, Mark, Over, Same
 from bushel.graph.custom import CustomStream
@@ -202,24 +203,26 @@ class _Opener:
         # Threads compute only the elements of the map node. The user's functions after it may not be safe in threads.
         started = contextlib.ExitStack()
 
-        def in_threads(at_once: bool) -> Placement:
-            chosen = options or ReadOptions()
-            threads = Threads(chosen.num_threads) if at_once else _start_few_threads(chosen.num_threads)
+        def start_threads() -> tuple[TriedThreads, Placement]:
+            threads = TriedThreads(ReadOptions().num_threads)
             executor = self.observer.watch_executor(threads)
             started.callback(executor.close)
-            # Nobody has asked for these threads, so they must not fill the memory: 500 elements may be 500 batches.
-            budget_bytes = _UNASKED_BYTES if options is None else None
-            if not at_once:
-                most = chosen.prefetch_buffer_size
-                return Placement(executor, 2, most, budget_bytes=budget_bytes, share_ahead=_UNASKED_SHARE)
-            least = count_together(node.parent, chosen.num_threads)
-            return Placement(executor, chosen.prefetch_buffer_size, chosen.prefetch_buffer_size, least, budget_bytes)
+            most = ReadOptions().prefetch_buffer_size
+            return threads, Placement(executor, 2, most, budget_bytes=_UNASKED_BYTES)
 
         program = self._make_program(node, [], stacked_next=copied and not steps)
         if options is None and not costs_round_trips(node.parent):
-            cursor = PositionDelivery(program, None, self.options, self.skips, in_threads)
+            cursor = PositionDelivery(program, None, self.options, self.skips, start_threads)
         else:
-            cursor = PositionDelivery(program, in_threads(True), self.options, self.skips)
+            chosen = options or ReadOptions()
+            executor = self.observer.watch_executor(Threads(chosen.num_threads))
+            started.callback(executor.close)
+            least = count_together(node.parent, chosen.num_threads)
+            # Nobody has asked for these threads, so they must not fill the memory: 500 elements may be 500 batches.
+            budget_bytes = _UNASKED_BYTES if options is None else None
+            ahead = chosen.prefetch_buffer_size
+            placement = Placement(executor, ahead, ahead, least, budget_bytes)
+            cursor = PositionDelivery(program, placement, self.options, self.skips)
         return self.open_steps(_Owner(self.observer.watch_delivery(cursor), started.close), steps)
 
     def _open_chain(self, node: Elements, steps: list[Step], copied: bool) -> Cursor:
@@ -314,9 +317,6 @@ class _Opener:
 _UNASKED_BYTES = 1 << 30
 """How large the elements may be together that threads prefetch without `ReadOptions`."""
 
-_UNASKED_SHARE = 1 / 8
-"""The share of the elements taken so far that threads may compute ahead without `ReadOptions`, if elements compute."""
-
 _HOST_BYTES = 1 << 30
 """How many bytes all slots may have in which the consumer makes elements for a device."""
 
@@ -354,13 +354,6 @@ def _start_executor(node: Ahead, mapper: DmaMapper | None) -> Executor:
     from bushel.engine.pool.autotune import Tuned
 
     return Tuned(executor)
-
-
-def _start_few_threads(most: int) -> Executor:
-    """Return threads for elements that compute: one at first, and more while they make the pipeline faster."""
-    from bushel.engine.pool.autotune import Tuned
-
-    return Tuned(Threads(most, at_first=1))
 
 
 def _find_kept_actors(node: Ahead) -> Executor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -9,32 +10,24 @@ import numpy as np
 
 from bushel.base.blocks import Block
 from bushel.base.errors import PositionOutOfRange
-from bushel.base.options import DatasetOptions
+from bushel.base.options import DatasetOptions, ReadOptions
+from bushel.engine.block_size import BLOCK_S
 from bushel.engine.delivery import Delivery, Placement
 from bushel.engine.program import PlannedRows, Program
+from bushel.engine.tally import size_of
+from bushel.engine.thread_trials import SHORT_BLOCK_S, Trials, TriedThreads, count_waits
 from bushel.graph.cursors import Mark
 from bushel.graph.node import Origin
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_field
-
-SLOW_S = 100e-6
-"""If elements take longer than this, threads compute them: handing over an element costs about half as much."""
-
-_IN_A_ROW = 3
-
-COMPUTED_S = 0.05
-"""Elements that compute, and do not wait, must have taken this long before threads start: a small job is done by then,
-and threads that share the GIL would only make it slower."""
 
 
 class PositionDelivery(Delivery):
     """The rows of a program over a map node.
 
     Args:
-      in_threads: if given, the consumer computes the first elements. When several pulls in a row were slow, this
-        function is called, and its placement computes the next ones. Its argument says whether the pulls waited for
-        most of their time, as for a disk or a server. A single slow pull says little. The first pull says nothing: it
-        may open files and load code.
+      start_threads: if given, this function returns threads and their placement. They are tried when that may help, and
+        compute rows as long as it does (`Trials`). The consumer computes the others.
     """
 
     def __init__(
@@ -43,19 +36,20 @@ class PositionDelivery(Delivery):
         placement: Placement | None,
         options: DatasetOptions,
         skips: Skips | None,
-        in_threads: Callable[[bool], Placement] | None = None,
+        start_threads: Callable[[], tuple[TriedThreads, Placement]] | None = None,
     ):
         assert program.node is not None
-        self._in_threads = in_threads
-        self._pulls = 0
-        self._slow = self._waiting = 0  # slow pulls in a row, and those of them that waited for most of their time
-        self._slow_s = 0.0
+        self._start_threads = start_threads
+        self._trials = None if start_threads is None else Trials(ReadOptions().num_threads)
+        self._left = 0.0  # when the last pull ended that the consumer computed
+        self._tried: tuple[TriedThreads, Placement] | None = None
         self._sparse = program.unit == 1 and program.sparse
         rows = PlannedRows(program.node, ahead=True)
         super().__init__(program, rows, placement, options, skips)
 
     def _pull_here(self, count: int) -> Block | None:
-        if self._in_threads is None:  # the same as `_compute`, without its call: this runs for every element
+        trials = self._trials
+        if trials is None:  # the same as `_compute`, without its call: this runs for every element
             low, high = self._position, self._position + count * self._program.unit
             if high > self._length:
                 return self._compute(count)
@@ -64,22 +58,34 @@ class PositionDelivery(Delivery):
             limit = min(low + 2 * count, self._length) if self._sparse else 0
             rows, self._position = self.make_here(low, high, limit)
             return rows
-        # One element at a time until the speed is known: a batch of slow elements would be a long wait.
-        first, begun, busy = self._position, time.perf_counter(), time.thread_time()
-        rows = self._compute(count if self._pulls > _IN_A_ROW else 1)
-        seconds, computed = time.perf_counter() - begun, self._position - first
-        if self._pulls and seconds > SLOW_S * computed and computed:
-            self._slow += 1
-            self._slow_s += seconds
-            self._waiting = self._waiting + 1 if time.thread_time() - busy < seconds / 2 else 0
-        else:
-            self._slow, self._slow_s, self._waiting = 0, 0.0, 0
-        self._pulls += 1
-        waits = self._waiting >= _IN_A_ROW
-        if waits or (self._slow >= _IN_A_ROW and self._slow_s >= COMPUTED_S):
-            in_threads, self._in_threads = self._in_threads, None
-            self._change_placement(in_threads(waits))
+        first = self._position
+        waits = count_waits() if trials.waits else None
+        begun, busy = time.perf_counter(), time.thread_time()
+        away_s = begun - self._left if self._left else 0.0
+        rows = self._compute(min(count, trials.pull_size))
+        self._left = time.perf_counter()
+        seconds, busy_s = self._left - begun, time.thread_time() - busy
+        waited = waits is None or _has_waited(waits, count_waits())
+        size = trials.record(self._position - first, seconds, busy_s, waited, away_s)
+        if size and rows is not None:
+            assert self._start_threads is not None
+            self._tried = self._tried or self._start_threads()
+            threads, placement = self._tried
+            threads.begin_trial(size, trials.alone)
+            # Of rows that compute, little is computed ahead: a job that ends has then computed little in vain.
+            block_s = BLOCK_S if trials.waits else SHORT_BLOCK_S
+            self._change_placement(dataclasses.replace(placement, block_s=block_s))
+            self._sizer.learn(self._position - first, seconds, size_of(rows))
         return rows
+
+    def _end_rows(self) -> None:
+        if self._tried is None or self._tried[0].stretch() or self._position >= self._length:
+            super()._end_rows()
+            return
+        assert self._trials is not None
+        self._trials.end_trial(self._tried[0])
+        self._change_placement(None)
+        self._left = 0.0
 
     def _compute(self, count: int) -> Block | None:
         low, high = self._position, self._position + count * self._program.unit
@@ -123,3 +129,8 @@ class PositionDelivery(Delivery):
             return self._find_row(index)
         except IndexError as error:
             raise PositionOutOfRange(str(error), "next_index") from None
+
+
+def _has_waited(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    """Return whether a thread has waited between two calls of `count_waits`; True if the system does not tell."""
+    return after == (0, 0) or after[0] != before[0]

@@ -91,14 +91,13 @@ class Report:
         return "\n".join([*lines, *map(str, self.transfers), self.verdict])
 
     def _make_rows(self) -> list[tuple[str, ...]]:
-        total = sum(stage.self_s for stage in self.stages) or 1.0
         return [
             (
                 _shorten(stage.call),
                 stage.where,
                 f"{stage.elements:,}",
                 f"{stage.self_s:.3f} s",
-                _percent(stage.self_s / total),
+                _percent(self.get_share(stage)),
                 format_size(stage.size_bytes),
             )
             for stage in self.stages
@@ -117,6 +116,16 @@ class Report:
     def waiting(self) -> float:
         """The share of its time that the consumer spent in `next`."""
         return self.waited_s / self.elapsed_s if self.elapsed_s else 0.0
+
+    def get_share(self, stage: Stage) -> float:
+        """Return the share of a stage in the time of all stages, as in the table."""
+        total = sum(each.self_s for each in self.stages)
+        return stage.self_s / total if total else 0.0
+
+    @property
+    def largest(self) -> Stage | None:
+        """The stage with the largest share, wherever it runs; None if no stage was timed."""
+        return max(self.stages, key=self.get_share, default=None)
 
     @property
     def slowest(self) -> Stage | None:

@@ -209,6 +209,8 @@ class Ticket:
 
     task: Task
     done: Future[tuple[Result, float]]
+    busy_s: float = dataclasses.field(default=0.0, kw_only=True)
+    """For how much of these seconds its thread has run. Only threads tell."""
 
 
 def wait_and_check(executor: Executor, ticket: Ticket) -> tuple[Result, float]:
@@ -297,7 +299,10 @@ class Executor(abc.ABC):
 
     @optional
     def stretch(self) -> int:
-        """Return how many times further ahead than usual delivery should work now."""
+        """Return how many times further ahead than usual delivery should work now; 0 if it should send no more tasks.
+
+        With 0, the consumer computes rows once it has those already sent.
+        """
         return 1
 
 
@@ -340,14 +345,14 @@ class Threads(Executor):
     def __init__(self, num_threads: int, at_first: int | None = None):
         """`at_first`: how many threads there are before the first call of `resize`; by default all of them."""
         self.parallelism = num_threads
-        self._size = num_threads if at_first is None else at_first
+        self.size = num_threads if at_first is None else at_first
         self._work: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._starting = threading.Lock()
         self._finalizer = weakref.finalize(self, _stop, self._work, num_threads)
 
     def submit(self, task: Task) -> Ticket:
-        if len(self._threads) < self._size:
+        if len(self._threads) < self.size:
             self._start()
         ticket = Ticket(task, Future())
         self._work.put(ticket)
@@ -367,7 +372,7 @@ class Threads(Executor):
 
     def _start(self) -> None:
         with self._starting:  # several iterators may share this executor
-            for number in range(len(self._threads), self._size):
+            for number in range(len(self._threads), self.size):
                 stop = functools.partial(_stop_now, self._work, self.parallelism)
                 self._threads.append(start_thread(f"bushel-read-{number}", stop, _serve, self._work))
 
@@ -375,25 +380,22 @@ class Threads(Executor):
         """Have this many threads from now on. Threads that are too many end after the tasks that were submitted."""
         with self._starting:
             surplus = len(self._threads) - size
-            self._size = size
+            self.size = size
             if surplus > 0:
                 del self._threads[size:]
                 _stop(self._work, surplus)
-
-    def all_have_finished_one(self) -> bool:
-        """Return True: a thread starts at once, so its first task takes as long as any other."""
-        return True
 
 
 def _compute(ticket: Ticket) -> None:
     if not ticket.done.set_running_or_notify_cancel():
         return
-    begun = time.perf_counter()
+    begun, busy = time.perf_counter(), time.thread_time()
     try:
         result = ticket.task.run()
     except BaseException as error:
         ticket.done.set_exception(error)
     else:
+        ticket.busy_s = time.thread_time() - busy
         ticket.done.set_result((result, time.perf_counter() - begun))
 
 

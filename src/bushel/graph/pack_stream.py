@@ -18,6 +18,7 @@ from bushel.graph.cursors import Cursor, GroupCursor, Mark
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_count
 from bushel.graph.streams import OneParent, Opener, Ordered
+from bushel.index import words
 from bushel.index.packing import Bins, Layout, layout, too_long
 
 
@@ -313,7 +314,7 @@ def _sort_by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
     """Rows by the mean of the different values other than zero in each, those of one mean as they were shuffled."""
     means = []
     for row in values:
-        different = np.unique(row)
+        different, _ = words.find_distinct(row)
         count = np.count_nonzero(different)
         means.append(np.sum(different) / count if count else 0.0)
     return np.lexsort((shuffled, means))

@@ -196,6 +196,10 @@ def _keep_indices(which: np.ndarray, indices: np.ndarray) -> np.ndarray:
     return indices
 
 
+_NOT_SENT = ("_plan_parts", "_sizes_and_ends")
+"""What `Select` makes again in another process."""
+
+
 class Select(SeveralParents):
     """Elements of several parents in one index space: a subclass says which element is whose."""
 
@@ -226,7 +230,7 @@ class Select(SeveralParents):
     def route(self, indices: np.ndarray) -> Plan:
         """Plans of the parents, and which of them serves which element."""
         which, positions = self.choose(indices)
-        used = np.flatnonzero(np.bincount(which))
+        used = which if len(which) == 1 else np.flatnonzero(np.bincount(which))
         if len(used) == 1:
             return self.parts[used[0]].plan(positions)
         if len(used) > _FEW_PARENTS and positions.dtype != object:
@@ -238,7 +242,7 @@ class Select(SeveralParents):
         return plan_many(self.parts)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_plan_parts"}
+        return {name: value for name, value in vars(self).items() if name not in _NOT_SENT}
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         return np.arange(len(indices)), *self.choose(indices)
@@ -259,7 +263,12 @@ class Concatenate(Select):
         return sum(self.lengths)
 
     def choose(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return mix.concatenated(indices, self.lengths)
+        return mix.concatenated(indices, *self._sizes_and_ends)
+
+    @functools.cached_property
+    def _sizes_and_ends(self) -> tuple[np.ndarray, np.ndarray]:
+        sizes = np.array(self.lengths, dtype=np.int64)
+        return sizes, np.cumsum(sizes)
 
     def call(self) -> str:
         return "concatenate"

@@ -118,11 +118,13 @@ def _recurrence(low: Any, weights: Sequence[int], xp: ModuleType) -> tuple[Any, 
     return which, share, inside
 
 
-def concatenated(i: Any, lengths: Sequence[int]) -> tuple[Any, Any]:
-    """Positions of a concatenation -> (which, index); epoch n of the whole is epoch n of each part."""
-    ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
+def concatenated(i: Any, sizes: np.ndarray, ends: np.ndarray) -> tuple[Any, Any]:
+    """Positions of a concatenation -> (which, index); epoch n of the whole is epoch n of each part.
+
+    `sizes` are the lengths of the parts as int64, and `ends` their running sum. The caller keeps both: to make them for
+    each call would cost far more than the rest, if there are many parts.
+    """
     epoch, position = words.split(i, int(ends[-1]), to=int(ends[-1]))
     which = np.searchsorted(ends, position, side="right")
-    sizes = np.asarray(lengths, dtype=np.int64)
     index = position - (ends - sizes)[which] + epoch * sizes[which]
     return which, index

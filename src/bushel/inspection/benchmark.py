@@ -136,11 +136,10 @@ def name_workers(number: int) -> str:
 
 
 def judge_runs(runs: Sequence[Run], best: Run, report: Report) -> str:
-    """What takes the time, and what workers gain, in one sentence."""
-    stage = report.slowest
-    total = sum(each.self_s for each in report.stages if stage is not None and each.where == stage.where) or 1.0
+    """What takes the largest share of the time, as the table of the report says, and what workers gain."""
+    stage = report.largest
     name = "" if stage is None else stage.call if len(stage.call) <= 60 else f"{stage.call[:57]}..."
-    takes = "" if stage is None else f"{name} takes {100 * stage.self_s / total:.0f} % of the time; "
+    takes = "" if stage is None else f"{name} takes {100 * report.get_share(stage):.0f} % of the time; "
     alone = next((run for run in runs if run.workers == 0), None)
     if len(runs) == 1 and alone is not None:
         return f"{takes}{best.elements_per_s:,.1f} elements/s without workers."

@@ -1,7 +1,4 @@
-"""Chooses the number of workers or threads, and how far ahead they work, while a pipeline runs.
-
-The output depends on neither.
-"""
+"""Chooses the number of workers, and how far ahead they work, while a pipeline runs. The output depends on neither."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from bushel.engine.figures import BUSY_SHARE, SMALL_WAIT_SHARE, Pool
 from bushel.engine.program import Result
-from bushel.engine.tasks import ExecutorAround, Threads, Ticket
+from bushel.engine.tasks import ExecutorAround, Ticket
 
-if TYPE_CHECKING:  # the threads of a small job need none of what a pool of processes imports
+if TYPE_CHECKING:  # threads use the tuner without the rest of a pool of processes
     from bushel.engine.pool.executor import PooledExecutor
 
 WINDOW_S = 0.5
@@ -26,11 +23,11 @@ WARM_S = 10.0
 MAX_STRETCH = 4
 """Workers work at most this many times as far ahead as usual."""
 
-THREADS_WINDOW_S = 0.05
-"""How long a window is for threads that nobody asked for. They start at once, so what they give shows sooner."""
+_MOSTLY = 0.7
+"""A consumer that waits for workers for this share of its time does little else."""
 
-THREADS_MAX_STRETCH = 32
-"""Such threads begin with little work ahead. If that does not last for one step of the consumer, they need more."""
+LEAST_GAIN = 1.1
+"""Workers or threads are kept if they are at least this many times as fast as the consumer alone."""
 
 
 class Tuner:
@@ -41,6 +38,16 @@ class Tuner:
     later, because the data may change. If workers are idle although the consumer waits, a slow block or a burst of
     demand is the cause, and the workers work further ahead.
 
+    Args:
+      max_workers: the largest number.
+      min_workers: the smallest number.
+      at_first: the first number; by default the smallest one.
+      max_stretch: how many times further ahead than usual they may work.
+      kind: what they are, in `why`.
+      alone: if given, how many rows the consumer computes in a second by itself. If it waits for rows of the others
+        nearly as long as it takes to compute them, the tuner decides for 0 workers, and has nothing to judge from then
+        on.
+
     >>> tuner = Tuner(max_workers=8)
     >>> tuner.judge(rate=100, waiting=0.9, busy=1.0)
     2
@@ -50,11 +57,20 @@ class Tuner:
     '2 workers are 1.95 times as fast as 1; the consumer waits 2 % of its time'
     """
 
-    def __init__(self, max_workers: int, min_workers: int = 1, max_stretch: int = MAX_STRETCH, kind: str = "workers"):
-        self.max_workers = max_workers
-        self.workers = self._min_workers = min_workers
+    def __init__(
+        self,
+        max_workers: int,
+        min_workers: int = 1,
+        at_first: int | None = None,
+        max_stretch: int = MAX_STRETCH,
+        kind: str = "workers",
+        alone: float | None = None,
+    ):
+        self.max_workers, self._min_workers = max_workers, min_workers
+        self.workers = min_workers if at_first is None else at_first
         self._max_stretch = max_stretch
         self._kind = kind
+        self._alone = alone
         self.stretch = 1
         self.why = "nothing is measured yet"
         self._before_try: tuple[int, float] | None = None  # workers and rate, while more workers are tried
@@ -63,27 +79,44 @@ class Tuner:
         self._next_pause = 8
         self._idle_windows = 0
 
-    def judge(self, *, rate: float, waiting: float, busy: float) -> int:
+    def judge(self, *, rate: float, waiting: float, busy: float, least_gain: float = LEAST_GAIN) -> int:
         """The number of workers for the next window.
 
         Args:
           rate: rows per second in this window.
           waiting: the share of the window that the consumer waited.
           busy: the share of the window that the workers computed.
+          least_gain: how many times as fast as the consumer alone the workers must be, if it waits for them most of the
+            time. Threads that share the GIL may need twice the CPU time, and must gain more than that.
         """
+        # The consumer takes `waiting / rate` seconds for a row, and alone `1 / alone`.
+        gain = math.inf if self._alone is None else rate / max(self._alone * waiting, 1e-9)
+        # Working further ahead helps a consumer that asks in bursts. One that only waits takes each row at once.
+        in_bursts = waiting > SMALL_WAIT_SHARE and (self._alone is None or waiting < _MOSTLY)
+        idle = in_bursts and busy < BUSY_SHARE and self.stretch < self._max_stretch
+        # A consumer that waits for little of its time waits for something else, and has CPU time to spare.
+        if self._before_try is None and not idle and gain < (least_gain if waiting > _MOSTLY else LEAST_GAIN):
+            self.why = (
+                f"{self.workers} {self._kind} were {gain:.2f} times as fast as the consumer alone, too "
+                "little for their CPU time, so the consumer computes elements itself"
+            )
+            self.workers = 0
+            return 0
         self._pause = max(0, self._pause - 1)
         if self._before_try is not None:
             self._judge_try(rate)
         waits = f"the consumer waits {100 * waiting:.0f} % of its time"
         if waiting > SMALL_WAIT_SHARE:
             self._idle_windows = 0
-            if busy < BUSY_SHARE and self.stretch < self._max_stretch:
+            if idle:
                 self.stretch *= 2
                 self.why = f"{waits} although {self._kind} are idle, so they work further ahead"
                 return self.workers
             if self.workers < self.max_workers and not self._pause:
                 self._before_try = self.workers, rate
-                self.workers = min(self.max_workers, 2 * self.workers)
+                # If twice the number was nearly twice as fast, four times the number is tried, and is there sooner.
+                scales = self._alone is not None and gain >= 0.85 * self.workers
+                self.workers = min(self.max_workers, (4 if scales else 2) * self.workers)
                 self.why = f"{waits}, so more {self._kind} are tried"
                 return self.workers
             none_left = "there are no more cores" if self._kind == "workers" else f"there may be no more {self._kind}"
@@ -112,15 +145,12 @@ class Tuner:
 
 
 class Tuned(ExecutorAround):
-    """A pool of workers, or threads, with as many members as make the pipeline faster."""
+    """A pool of workers, with as many members as make the pipeline faster."""
 
-    def __init__(self, pool: PooledExecutor | Threads, min_workers: int = 1):
+    def __init__(self, pool: PooledExecutor, min_workers: int = 1):
         super().__init__(pool)
         self._pool = pool
-        self._in_threads = isinstance(pool, Threads)
-        self._window_s = THREADS_WINDOW_S if self._in_threads else WINDOW_S
-        max_stretch = THREADS_MAX_STRETCH if self._in_threads else MAX_STRETCH
-        self._tuner = Tuner(pool.parallelism, min_workers, max_stretch, "threads" if self._in_threads else "workers")
+        self._tuner = Tuner(pool.parallelism, min_workers)
         self._resized = math.inf
         self._begin_window(0.0)
 
@@ -133,8 +163,7 @@ class Tuned(ExecutorAround):
         return dataclasses.replace(self._pool.report(), size=self._tuner.workers, why=self._tuner.why)
 
     def stretch(self) -> int:
-        # Workers have room for the blocks of all of them from the start. Threads get it with their number.
-        return self._tuner.stretch * (self._tuner.workers if self._in_threads else 1)
+        return self._tuner.stretch
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         start = time.perf_counter()
@@ -150,7 +179,7 @@ class Tuned(ExecutorAround):
         self._rows += len(result.rows)
         self._blocks += 1
         elapsed_s = now - self._window_start
-        if elapsed_s >= self._window_s and self._blocks >= 2 * self._tuner.workers and self._rows:
+        if elapsed_s >= WINDOW_S and self._blocks >= 2 * self._tuner.workers and self._rows:
             busy = min(1.0, self._busy_s / (elapsed_s * self._tuner.workers))
             workers = self._tuner.judge(rate=self._rows / elapsed_s, waiting=self._waited_s / elapsed_s, busy=busy)
             self._pool.resize(workers)
