@@ -49,8 +49,8 @@ def is_own(function_or_class: Any) -> bool:
     return _is_own(module.get("__name__") or "", module.get("__file__"))
 
 
-def is_own_file(module: str, file: str) -> bool:
-    """Whether a module, by its name and file, is the user's own."""
+def is_own_file(module: str, file: str | None) -> bool:
+    """Whether a module, by its name and file, is the user's own. A notebook has no file."""
     return _is_own(module, file)
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from bushel.base.bytecode import find_reads, read_behaviour
 from bushel.base.contents import remove_padding
-from bushel.base.following import is_own
+from bushel.base.following import is_own, is_own_file
 from bushel.sources import memory_sources
 from bushel.state import module_files
 from bushel.state.purity import may_read_outside
@@ -912,9 +912,15 @@ def _is_own_callable(value: Any) -> bool:
 
 
 def _is_found_by_name(value: Any) -> bool:
-    """Whether an object of a library is what its module has under its name, and was not made for the user."""
+    """Whether an object of a library is what its module has under its name, and was not made for the user.
+
+    `functools.wraps` gives a wrapper the name and the module of the user's function. So the module must be a library's.
+    """
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    found: Any = sys.modules.get(getattr(value, "__module__", None) or "")
+    module = getattr(value, "__module__", None) or ""
+    found: Any = sys.modules.get(module)
+    if found is None or is_own_file(module, getattr(found, "__file__", None)):
+        return False
     for part in name.split(".") if isinstance(name, str) else [""]:
         found = getattr(found, part, None) if found is not None else None
     return found is value
