@@ -68,12 +68,12 @@ def read_group(file: Any, path: str, number: int, columns: Sequence[str] | None)
 
 def check_columns(file: Any, path: str, columns: Sequence[str] | None) -> None:
     """Raises an error for columns that do not exist, which pyarrow would silently leave out."""
-    names = file.schema_arrow.names
-    inner: set[str] = set(names)
+    schema = file.schema_arrow
+    inner: set[str] = set(schema.names)
     for number in range(len(file.schema)):
         parts = file.schema.column(number).path.split(".")
         inner.update(".".join(parts[: count + 1]) for count in range(len(parts)))
-    check_names(path, names, inner, columns)
+    check_names(path, schema, inner, columns)
 
 
 class ParquetDataSource(TableSource):

@@ -108,6 +108,8 @@ def _read_file(
     there = file.schema_arrow.names
     stated = {*folder.info["features"], *DEFAULT_COLUMNS}
     extra |= dict.fromkeys(column for column in there if column not in stated)
+    if twice := next((feature.name for feature in wanted if there.count(feature.name) > 1), None):
+        raise DamagedFile(f"{shown} has {there.count(twice)} columns {twice!r}, of which only one can be read.")
     missing = [feature.name for feature in wanted if feature.name not in there]
     if missing:
         raise DamagedFile(
