@@ -215,7 +215,7 @@ def test_what_cannot_be_saved_is_named(tmp_path, ds, error, words):
         ({"a": [1]}, "a is a list or a tuple"),
         ({"a": np.zeros(2, complex)}, "has the dtype complex128, which Parquet does not have"),
         ({"a.b": 1}, "has a dot"),
-        ({}, "The element has no values, and a Parquet file without columns has no rows"),
+        ({}, "The element has no values: a Parquet file without columns has no rows"),
         ({"a": {}, "b": {"c": {}}}, "The element has no values"),
     ],
 )

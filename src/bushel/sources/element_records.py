@@ -57,8 +57,8 @@ def _refuse_mask(value: Any, path: str) -> None:
     """Raises an error for a masked array, of which only the data would be saved, without the mask."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
-            f"{path} is a masked array, whose mask cannot be saved: map it to an array with `x.filled(value)`, and save "
-            "`np.ma.getmaskarray(x)` under a key of its own."
+            f"{path} is a masked array, whose mask cannot be saved: map it to an array with `x.filled(value)`, and "
+            "save `np.ma.getmaskarray(x)` under a key of its own."
         )
 
 

@@ -27,7 +27,7 @@ def list_columns(layout: Layout, path: str | None = None) -> Iterator[tuple[str,
     match layout:
         case {"dict": parts}:
             if path is None and not any(True for _ in _list_leaves(layout)):
-                raise TypeError(f"The element has no values, and a Parquet file without columns has no rows. {_INSTEAD}")
+                raise TypeError(f"The element has no values: a Parquet file without columns has no rows. {_INSTEAD}")
             for key, part in parts.items():
                 if "." in key:
                     raise TypeError(f"The key {key!r} has a dot, which separates the parts of column names: rename it.")
@@ -126,8 +126,8 @@ class RowWriter:
             return self._arrow.array([row[field.name] for row in self._rows], field.type)
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"{field.name} holds a text that is not valid Unicode ({error.reason}), which Parquet cannot store. Save "
-                'it as bytes, or with format="array_record".'
+                f"{field.name} holds a text that is not valid Unicode ({error.reason}), which Parquet cannot store. "
+                'Save it as bytes, or with format="array_record".'
             ) from None
 
     def close(self) -> None:

@@ -58,7 +58,8 @@ def _check_fields(path: str, name: str, kind: Any) -> None:
         for field in fields:
             if (count := names.count(field.name)) > 1:
                 raise ValueError(
-                    f"{path}: the column {name!r} has {count} fields {field.name!r}: choose other columns, or rename them."
+                    f"{path}: the column {name!r} has {count} fields {field.name!r}: choose other columns, or rename "
+                    "them."
                 )
     for field in fields:
         _check_fields(path, f"{name}.{field.name}", field.type)

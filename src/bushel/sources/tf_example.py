@@ -161,8 +161,8 @@ def _encode_feature(name: str, value: Any) -> bytes:
         isinstance(value, (list, tuple)) and any(isinstance(item, np.ma.MaskedArray) for item in value)
     ):
         raise TypeError(
-            f"Feature {name!r} is a masked array, whose mask a tf.train.Example cannot hold. Pass `x.filled(value)`, and "
-            "`np.ma.getmaskarray(x)` as another feature."
+            f"Feature {name!r} is a masked array, whose mask a tf.train.Example cannot hold. Pass `x.filled(value)`, "
+            "and `np.ma.getmaskarray(x)` as another feature."
         )
     texts = isinstance(value, np.ndarray) and (value.dtype.hasobject or value.dtype.kind in "SU")
     items: Any = value.ravel().tolist() if texts else value if isinstance(value, (list, tuple)) else [value]
