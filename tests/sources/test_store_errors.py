@@ -244,7 +244,7 @@ def test_wrong_options_are_an_error_of_python_that_names_them(scheme, options, s
 def test_a_panic_of_obstore_is_an_error_of_python():
     import obstore.store
 
-    with pytest.raises(BaseException) as caught:  # noqa: PT011
+    with pytest.raises(BaseException) as caught:
         obstore.store.from_url("s3://bucket", allow_http="true")
     assert not isinstance(caught.value, Exception), "if this fails, obstore no longer panics"
     error = store_errors.explain_failure(caught.value, "s3://bucket/x", [], "read")
