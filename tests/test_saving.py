@@ -32,6 +32,8 @@ scalars = st.one_of(
     st.binary(),
     st.none(),
     hnp.arrays(hnp.scalar_dtypes(), ()).map(lambda array: array[()]),
+    st.text(st.characters()).map(np.str_),
+    st.binary().map(np.bytes_),
 )
 arrays = hnp.arrays(
     st.one_of(hnp.scalar_dtypes(), hnp.unicode_string_dtypes(endianness="<"), hnp.byte_string_dtypes()),
@@ -213,11 +215,48 @@ def test_what_cannot_be_saved_is_named(tmp_path, ds, error, words):
         ({"a": [1]}, "a is a list or a tuple"),
         ({"a": np.zeros(2, complex)}, "has the dtype complex128, which Parquet does not have"),
         ({"a.b": 1}, "has a dot"),
+        ({}, "The element has no values: a Parquet file without columns has no rows"),
+        ({"a": {}, "b": {"c": {}}}, "The element has no values"),
     ],
 )
 def test_what_parquet_cannot_hold_is_named(tmp_path, element, words):
     with pytest.raises(TypeError, match=words):
         MapDataset.range(3).map(lambda x: element).save(tmp_path, format="parquet")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_zeros_at_the_end_of_texts_are_kept(tmp_path, format):
+    element = {
+        "bytes": np.bytes_(b"a\0"),
+        "text": np.str_("a\0\0"),
+        "zero": np.bytes_(b"\0"),
+        "none": np.bytes_(b""),
+        "": np.str_("\0"),
+        "python": "b\0",
+        "inner": {"": b"\0"},
+    }
+    options = bushel.MultiprocessingOptions(num_workers=1)
+    MapDataset.range(2).map(lambda x: element).save(tmp_path, format=format, options=options)
+    assert same(bushel.sources.open(tmp_path)[1], element)
+
+
+@pytest.mark.parametrize("format", [*FORMATS, "rlds"])
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize(
+    "masked", [np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2]), np.ma.masked, np.ma.array([1], mask=[1])[0]]
+)
+def test_a_masked_array_is_refused_and_its_mask_is_not_dropped(tmp_path, format, at, masked):
+    def f(x):
+        value = masked if x == at else np.zeros(np.shape(masked), masked.dtype)
+        return {"steps": {"x": np.zeros(2)}, "mask": value} if format == "rlds" else {"mask": value}
+
+    with pytest.raises((TypeError, ValueError), match=r"mask.* mask"):
+        MapDataset.range(2).map(f).save(tmp_path / "arm", format=format)
+
+
+def test_a_text_that_is_not_unicode_is_refused_by_parquet(tmp_path):
+    with pytest.raises(ValueError, match="a holds a text that is not valid Unicode"):
+        MapDataset.range(2).map(lambda x: {"a": "\ud800"}).save(tmp_path, format="parquet")
 
 
 def test_an_unknown_format_is_named(tmp_path):

@@ -13,6 +13,7 @@ import numpy as np
 
 from bushel.base import trees
 from bushel.base.options import ReadOptions
+from bushel.base.pickling import whole_text
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator, PipelineIterator
 
@@ -113,6 +114,12 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _same_leaf(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ma.MaskedArray) or isinstance(b, np.ma.MaskedArray):
+        if type(a) is not type(b) or not np.array_equal(np.ma.getmaskarray(a), np.ma.getmaskarray(b)):
+            return False
+        a, b = np.ma.filled(a), np.ma.filled(b)
+    if isinstance(a, (np.str_, np.bytes_)) or isinstance(b, (np.str_, np.bytes_)):
+        return type(a) is type(b) and whole_text(a) == whole_text(b)
     if isinstance(a, (np.ndarray, np.generic)) and isinstance(b, (np.ndarray, np.generic)):
         a, b = np.asarray(a), np.asarray(b)
         if a.dtype != b.dtype or a.shape != b.shape:

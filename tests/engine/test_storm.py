@@ -157,8 +157,8 @@ def run_out_of_memory() -> None:
     """Takes more memory than the process may have. C code that does not check what malloc gives it then dies."""
     resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
     malloc = ctypes.CDLL(None).malloc
-    malloc.restype = ctypes.c_void_p
-    ctypes.memset(malloc(1 << 40), 0, 16)
+    malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p  # without argtypes, 1 << 40 would become 0
+    ctypes.memset(malloc(1 << 62) or 0, 0, 16)  # so much that it fails also where the system does not hold the limit
 
 
 def raise_a_signal(number: signal.Signals) -> Callable[[], None]:
@@ -172,7 +172,7 @@ DEEDS: list[Callable[[], Any]] = [
     lambda: os._exit(0),
     lambda: os._exit(9),
     lambda: ctypes.string_at(0),
-    sys.exit,
+    lambda: os._exit(3),
     raise_a_signal(signal.SIGTERM),
 ]
 

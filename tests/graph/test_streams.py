@@ -571,6 +571,7 @@ def test_a_mixture_by_key_goes_on_with_other_parts_and_weights_as_in_grain(befor
 # The check that Grain's users know
 
 
+@pytest.mark.filterwarnings("ignore:.* draws from a generator of its own")
 @pytest.mark.parametrize("lib", [bushel, grain], ids=["bushel", "grain"])
 def test_the_check_of_checkpoints_accepts_and_refuses(lib):
     check = lib.experimental.assert_equal_output_after_checkpoint

@@ -45,7 +45,7 @@ def cifar_records(count, seed, label_bytes):
     labels = rng.integers(0, 10, (count, label_bytes), np.uint8)
     pixels = rng.integers(0, 256, (count, 3, 32, 32), np.uint8)
     records = np.concatenate([labels, pixels.reshape(count, -1)], axis=1).tobytes()
-    return records, pixels.transpose(0, 2, 3, 1), labels[:, -1]
+    return records, pixels.transpose(0, 2, 3, 1), labels[:, -1], labels[:, 0]
 
 
 def write_tar(path, members):

@@ -127,3 +127,15 @@ def test_buffers_in_sequence_are_equal(sample_size):
     arguments = {"capacity": 5, "prefill": 4, "sample_size": sample_size}
     theirs, ours = both([(TheirBuffer(**arguments), BufferTransform(**arguments))])
     assert same(run(ours), run(theirs))
+
+
+@pytest.mark.parametrize("size", [2, 6])
+@pytest.mark.parametrize("arguments", REMAINDERS)
+def test_batches_of_buffers_are_equal(size, arguments):
+    buffer = {"capacity": 8, "prefill": 6, "sample_size": size}
+    stages = [
+        (TheirBuffer(**buffer), BufferTransform(**buffer)),
+        (TheirBatch(3, **arguments), BatchTransform(3, **arguments)),
+    ]
+    theirs, ours = both(stages)
+    assert same(run(ours), run(theirs)) and run(ours)[0][1].shape == (3,)

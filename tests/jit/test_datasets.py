@@ -26,6 +26,7 @@ from bushel.jit.datasets import (
     downloads,
 )
 from bushel.jit.datasets.downloads import Remote
+from bushel.jit.datasets.image_datasets import FineExample
 
 FAMILY = [MNISTDataset, FashionMNISTDataset, KMNISTDataset]
 
@@ -49,7 +50,7 @@ def check_disk_source(source, images, labels):
     loader = DataLoader([source, BatchTransform(4, pad_last_batch=True)])
     seen = {}
     for batch, mask in loader.iterate(loader.init_state(0)):
-        assert isinstance(batch, Example)
+        assert isinstance(batch, (Example, FineExample))
         for image, label, real in zip(np.asarray(batch.image), np.asarray(batch.label), mask, strict=True):
             if real:
                 seen[image.tobytes()] = int(label)
@@ -95,7 +96,7 @@ def cifar_files(kind, count=6):
     for split, files_of_split in names.items():
         parts = [cifar_records(count, seed, label_bytes) for seed, _ in enumerate(files_of_split)]
         members.update({f"{inside}/{name}": part[0] for name, part in zip(files_of_split, parts, strict=True)})
-        splits[split] = tuple(np.concatenate([part[k] for part in parts]) for k in (1, 2))
+        splits[split] = tuple(np.concatenate([part[k] for part in parts]) for k in (1, 2, 3))
     return members, splits
 
 
@@ -109,8 +110,12 @@ def test_cifar_is_read(kind, archived, tmp_path):
         for name, data in members.items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_bytes(data)
-    for split, (images, labels) in splits.items():
+    for split, (images, labels, coarse) in splits.items():
         dataset = kind(split, cache_dir=tmp_path)
+        if kind is CIFAR100Dataset:
+            assert (dataset.as_array_dict()["coarse_label"] == coarse).all() and dataset[2].coarse_label == coarse[2]
+            disk = kind.make_disk_source(split=split, cache_dir=tmp_path, ordering="sequential")
+            assert disk.next(disk.init_state())[0]["coarse_label"] == coarse[0]
         assert (dataset.arrays().image == images).all() and (dataset.arrays().label == labels).all()
         check_disk_source(kind.make_disk_source(split=split, cache_dir=tmp_path, ordering="sequential"), images, labels)
 

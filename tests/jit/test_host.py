@@ -14,11 +14,13 @@ import bushel
 from bushel.jit import (
     ArraySource,
     BatchTransform,
+    BufferTransform,
     ChunkLoader,
     DataLoader,
     DiskSource,
     GymnaxSource,
     HostCallbackTransform,
+    MapTransform,
     set_loader_policy_state,
     set_source_policy_state,
 )
@@ -288,6 +290,30 @@ def test_a_policy_with_a_state_gets_it_and_keeps_it():
     batch, state, _ = loader.next_batch(state)
     assert batch["action"].tolist() == [50, 10, 20, 30]
     assert set_source_policy_state(source.init_state(0), template, new_episode=False).new_episode == jnp.bool_(False)
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_a_policy_with_a_state_in_a_pipeline_of_several_stages(buffered):
+    """The shapes come from the template: the state of the policy is set later."""
+
+    def act(obs, policy, new_episode, key):
+        return policy["count"], {"count": policy["count"] + 1}
+
+    template = {"count": jnp.int32(0)}
+    source = GymnaxSource(Counting(), 1.0, policy_step_fn=act, policy_state_template=template, steps_per_epoch=8)
+    stages = [
+        MapTransform(lambda element, mask: {**element, "twice": 2 * element["action"]}),
+        *([BufferTransform(capacity=4, prefill=1)] if buffered else []),
+        BatchTransform(4),
+        MapTransform(lambda batch, mask: batch["twice"]),
+    ]
+    loader = DataLoader([source, *stages])
+    assert loader.element_spec().shape == (4,)
+    state = set_loader_policy_state(loader.init_state(0), {"count": jnp.int32(5)})
+    batch, state, mask = loader.next_batch(state)
+    assert mask.shape == (4,) and batch[0] == 10
+    if not buffered:
+        assert batch.tolist() == [10, 12, 14, 16]
 
 
 class AsBefore1(Counting):

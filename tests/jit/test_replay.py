@@ -213,14 +213,17 @@ def test_returns_over_steps_end_with_the_episode():
 # In a pipeline, and with wrong arguments
 
 
-def test_a_buffer_in_a_pipeline_loses_no_mask():
+def test_a_batch_of_buffers_has_a_mask_for_each_element():
     loader = DataLoader(
         [ArraySource(np.arange(20), "sequential"), BufferTransform(8, 4, sample_size=3), BatchTransform(2)]
     )
     state = loader.init_state(0)
     batch, state, mask = loader.next_batch(state)
-    assert batch.shape == mask.shape == (2, 3)
-    assert mask.tolist() == [[True, False, False]] * 2 and batch[:, 0].tolist() == [0, 1]
+    assert batch.shape == (2, 3) and batch[:, 0].tolist() == [0, 1]
+    assert mask.tolist() == [False, False]  # each element has only one of three rows
+    for _ in range(2):
+        batch, state, mask = loader.next_batch(state)
+    assert mask.tolist() == [True, True]
 
 
 def test_a_shuffled_buffer_gives_what_it_holds():

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from viewing import run_training
-from watching import SOON_S
+from watching import SOON_S, wait_until
 
 import bushel
 from bushel import cli
@@ -124,6 +124,69 @@ def test_a_silent_client_does_not_stop_the_others():
     it = timed()
     with bushel.serve_report(it) as server, socket.create_connection(("127.0.0.1", server.port)):
         assert ask(server)[0] == 200
+
+
+class SlowClient:
+    """Sends a request without a token byte by byte, for ever, until the server hangs up."""
+
+    def __init__(self, server, request=b"GET /report HTTP/1.1\r\nX: "):
+        self.sent, self.ended, self._begun = 0, threading.Event(), time.monotonic()
+        self.lasted_s = 0.0
+        self._socket = socket.create_connection(("127.0.0.1", server.port))
+        self._socket.sendall(request)
+        threading.Thread(target=self._send, daemon=True).start()
+
+    def _send(self):
+        with contextlib.suppress(OSError), self._socket:
+            self._socket.settimeout(0.02)
+            while True:
+                self._socket.sendall(b"a")
+                self.sent += 1
+                with contextlib.suppress(TimeoutError):
+                    if not self._socket.recv(1000):
+                        break
+        self.lasted_s = time.monotonic() - self._begun
+        self.ended.set()
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_clients_that_send_byte_by_byte_do_not_stop_the_others(count):
+    it = timed()
+    with bushel.serve_report(it) as server:
+        slow = [SlowClient(server) for _ in range(count)]
+        wait_until(lambda: all(client.sent for client in slow[-8:]))
+        for _ in range(5):
+            assert ask(server)[0] == 200
+        for client in slow:
+            assert client.ended.wait(SOON_S) and client.sent
+        assert ask(server)[0] == 200
+    assert next(it) == 0
+
+
+@pytest.mark.parametrize(
+    "request_", [b"GET /report HTTP/1.1\r\nX: " + b"a" * 10**6, b"GET /" + b"a" * 10**6, b"X: a\r\n" * 10**5]
+)
+def test_a_request_that_is_too_long_is_not_read(request_):
+    it = timed()
+    with bushel.serve_report(it) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.settimeout(SOON_S)
+        with contextlib.suppress(ConnectionError):
+            client.sendall(request_)
+            while client.recv(1000):  # until the server hangs up
+                pass
+        assert ask(server)[0] == 200
+
+
+def test_clients_that_wait_end_with_the_server():
+    it = timed()
+    server = bushel.serve_report(it)
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.settimeout(SOON_S)
+        client.sendall(b"GET")
+        assert ask(server)[0] == 200
+        server.close()
+        with contextlib.suppress(ConnectionError):
+            assert client.recv(1) == b""
 
 
 def test_the_port_closes_with_the_server_and_with_the_iterator():

@@ -12,6 +12,8 @@ import brotli
 import cramjam
 import crc32c
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import simplejpeg
 import soundfile
@@ -21,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import bushel.experimental
 from bushel import MapDataset, MultiprocessingOptions
 from bushel.files import TFRecordIterDataset
 from bushel.sources import (
@@ -28,7 +31,9 @@ from bushel.sources import (
     BagzDataSource,
     DamagedFile,
     Limits,
+    ParquetDataSource,
     TooLarge,
+    convert,
     decode_audio,
     decode_image,
     decompression,
@@ -47,7 +52,7 @@ MIB = 1 << 20
 @pytest.fixture
 def limited(monkeypatch):
     """Changes limits for one test."""
-    for variable in ("BUSHEL_MAX_RECORD_BYTES", "BUSHEL_MAX_IMAGE_PIXELS", "BUSHEL_MAX_ARRAY_BYTES"):
+    for variable in size_limits._VARIABLES.values():
         monkeypatch.setenv(variable, "")
     monkeypatch.setattr(size_limits, "_current", None)
     return set_limits
@@ -341,6 +346,41 @@ def test_arrays(tmp_path, limited):
 
 
 # Where limits come from.
+
+
+BOMBS = {
+    "bytes": lambda: [b"\0" * (300 * MIB)],
+    "numbers": lambda: [np.zeros(40 * MIB)],
+    "rows": lambda: [b"\0" * MIB] * 300,
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_parquet_file_that_would_take_much_memory(bomb, tmp_path, limited):
+    table = pa.table({"id": list(range(len(BOMBS[bomb]()))), "x": BOMBS[bomb]()})
+    pq.write_table(table, tmp_path / "bomb.parquet", compression="zstd", use_dictionary=bomb == "numbers")
+    assert (tmp_path / "bomb.parquet").stat().st_size < MIB
+    says = (
+        r"bomb\.parquet: the column 'x[\w.]*' of row group 0 is not read: it would take [\d,]+ bytes once decoded, "
+        r"[\d,]+ times as many as in the file, but the limit is 1,000 times\. If you trust the file, raise the limit: "
+        r"bushel\.sources\.set_limits\(expansion=\d+\), or the environment variable BUSHEL_MAX_EXPANSION\."
+    )
+    with pytest.raises(TooLarge, match=says):
+        ParquetDataSource(tmp_path / "bomb.parquet")[0]
+    with pytest.raises(TooLarge, match=says):
+        next(iter(bushel.experimental.ParquetIterDataset(str(tmp_path / "bomb.parquet"))))
+    with pytest.raises(TooLarge, match=says):
+        convert(tmp_path / "bomb.parquet", tmp_path / "out.tfrecord")
+    assert ParquetDataSource(tmp_path / "bomb.parquet", ["id"])[0] == {"id": 0}
+    limited(expansion=10**9)
+    assert len(ParquetDataSource(tmp_path / "bomb.parquet")[0]["x"])
+
+
+def test_a_parquet_file_with_records_beyond_the_limit(tmp_path, limited):
+    pq.write_table(pa.table({"x": [b"ab" * 1000]}), tmp_path / "x.parquet")
+    limited(record_bytes=1500)
+    with pytest.raises(TooLarge, match=r"the column 'x' of row group 0 is not read: .*set_limits\(record_bytes="):
+        ParquetDataSource(tmp_path / "x.parquet")[0]
 
 
 def test_limits_are_set_and_given_back(limited):

@@ -6,7 +6,7 @@ import socket
 import pytest
 from fault_store import BUCKET, SLOW_FAULTS, fault_store
 
-from bushel.sources import file_access, output_folders, uploads
+from bushel.sources import file_access, output_folders, store_errors, uploads
 
 REPEATED = "Bushel has repeated the request. Try again later, or raise `retries` in the options of the store"
 GONE = "Correct the address: the file or its bucket is missing."
@@ -208,3 +208,44 @@ def test_an_upload_that_the_store_has_forgotten_is_an_error_that_says_so(store, 
     with pytest.raises(OSError, match=re.escape(told)):
         do("COMPLETE")
     assert store.objects["x/b"] == b"c" * 1000
+
+
+CONNECTION = ["allow_http", "ALLOW_HTTP", "aws_allow_http", "allow_invalid_certificates", "http1_only"]
+
+
+@pytest.mark.parametrize("option", CONNECTION)
+@pytest.mark.parametrize("value", ["true", True])
+def test_options_of_the_connection_are_taken(option, value, store):
+    file = file_access.open_file(f"s3://{BUCKET}/x/a", {**OPTIONS, option: value})
+    assert file.read(0, file.size) == b"content"
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"allow_http": "maybe"}, 'failed to parse "maybe" as boolean'),
+        ({"timeout": "soon"}, 'failed to parse "soon" as Duration'),
+        ({"proxy_url": "::::"}, "builder error"),
+        ({"client_options": 5}, "client_options must be a dict, got int"),
+        ({"default_headers": {"a": "b\n"}}, "failed to parse header value"),
+        ({"no_option": "1"}, "no_option"),
+    ],
+)
+def test_wrong_options_are_an_error_of_python_that_names_them(scheme, options, says):
+    account = {"account_name": "me"} if scheme == "az" else {}
+    with pytest.raises(
+        ValueError, match=re.escape(f"{scheme}://bucket cannot be opened with these options: ")
+    ) as caught:
+        file_access.open_file(f"{scheme}://bucket/x", {**account, **options})
+    assert says in str(caught.value)
+
+
+def test_a_panic_of_obstore_is_an_error_of_python():
+    import obstore.store
+
+    with pytest.raises(BaseException) as caught:
+        obstore.store.from_url("s3://bucket", allow_http="true")
+    assert not isinstance(caught.value, Exception), "if this fails, obstore no longer panics"
+    error = store_errors.explain_failure(caught.value, "s3://bucket/x", [], "read")
+    assert isinstance(error, OSError) and "s3://bucket/x could not be read: obstore has failed" in str(error)

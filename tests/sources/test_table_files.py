@@ -192,6 +192,37 @@ def test_two_columns_of_one_name_are_refused(kind, tmp_path):
     assert SOURCES[kind](path, ["b"])[0] == {"b": 2}
 
 
+def two_fields_of_one_name():
+    return pa.StructArray.from_arrays([pa.array([1, 2]), pa.array([10, 20])], names=["x", "x"])
+
+
+@both
+@pytest.mark.parametrize("inner", [False, True], ids=["struct", "list of structs"])
+def test_two_fields_of_one_name_are_refused(kind, inner, tmp_path):
+    column = two_fields_of_one_name()
+    column = pa.ListArray.from_arrays([0, 1, 2], column) if inner else column
+    table = pa.table({"s": column, "t": [1, 2]})
+    path = tmp_path / f"x.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        feather.write_feather(table, str(path))
+    with pytest.raises(ValueError, match=r"x\.\w+: the column 's[\w.]*' has 2 fields 'x': choose other columns"):
+        SOURCES[kind](path)
+    with pytest.raises(ValueError, match=r"This table: the column 's[\w.]*' has 2 fields 'x'"):
+        MapDataset.source(table)
+    assert SOURCES[kind](path, ["t"])[1] == {"t": 2}
+
+
+@pytest.mark.parametrize("names", [["a", "a"], ["record", "record"]])
+def test_no_conversion_drops_a_column(names, tmp_path):
+    columns = [pa.array([b"1", b"2"]), pa.array([b"3", b"4"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=names), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=f"has 2 columns '{names[0]}': choose other columns, or rename them"):
+        bushel.sources.convert(tmp_path / "x.parquet", tmp_path / "x.tfrecord")
+    assert not list(tmp_path.glob("*tfrecord*"))
+
+
 def test_one_field_of_a_struct(tmp_path):
     pq.write_table(pa.table({"x": [{"a": 1, "b": {"c": 2}}], "y": [3]}), tmp_path / "x.parquet")
     assert ParquetDataSource(tmp_path / "x.parquet", ["x.a"])[0] == {"x": {"a": 1}}

@@ -36,6 +36,7 @@ from bushel.engine.program import (
     run,
 )
 from bushel.engine.stream_program import StreamProgram
+from bushel.graph import hidden_randomness
 
 if TYPE_CHECKING:
     from bushel.engine.figures import Pool
@@ -236,6 +237,7 @@ def become_worker() -> None:
     """Record that this process is a worker."""
     global _is_worker
     _is_worker = True
+    hidden_randomness.collect_for_consumer()
     silence_worker()
 
 

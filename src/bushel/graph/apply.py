@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,8 +148,10 @@ class _Chain:
 
     def __init__(self, steps: list[_Step]):
         self.steps = steps
-        self.functions = [step.operation.function for step in steps]
         self.run = compile_steps(tuple([step.drops for step in steps]))
+
+    def list_functions(self) -> list[Callable[..., Any]]:
+        return [step.operation.watched().function for step in self.steps]
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -182,7 +184,7 @@ class _OneByOne(Plan):
                 block = blocks.rows_of(block)
             left, count = iter(block), len(block)
             try:
-                block = step.call_each(left, step.operation, numbers or ())
+                block = step.call_each(left, step.operation.watched(), numbers or ())
             except Exception as error:
                 raise_for_row(error, count, left, functools.partial(self._describe_failure, step, low))
             if step.shares and (private or step.written_later):
@@ -192,7 +194,7 @@ class _OneByOne(Plan):
     def _run_chain(self, chain: _Chain, low: int, rows: list[Any]) -> list[Any]:
         left, count = iter(rows), len(rows)
         try:
-            return chain.run(left, chain.functions)
+            return chain.run(left, chain.list_functions())
         except Exception as error:
             step = chain.steps[find_failed_step(error)]
             raise_for_row(error, count, left, functools.partial(self._describe_failure, step, low))

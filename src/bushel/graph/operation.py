@@ -20,6 +20,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.effects import may_share, may_write
 from bushel.base.errors import RowFailed, locate_error
 from bushel.base.rng import RngPool
+from bushel.graph.hidden_randomness import Watch
 from bushel.graph.node import InTwoSteps, Node, OneParentMap, raise_for_row
 
 CallEach = Callable[[Iterator[Any], "Operation", Sequence[int]], list[Any]]
@@ -59,6 +60,16 @@ class Operation:
     def of(cls, kind: Kind, transform: Any, vectorized: bool = False, seed: int | None = None) -> Operation:
         """The operation of a transformation: a function, or an object of one of the classes in base/transforms.py."""
         return cls(kind, transform, kind.find_function(transform), vectorized, seed)
+
+    @functools.cached_property
+    def _watch(self) -> tuple[Watch, Operation]:
+        watch = Watch(self.function, self.describe)
+        return watch, dataclasses.replace(self, function=watch)
+
+    def watched(self) -> Operation:
+        """This operation. Its function is watched for hidden randomness at first, and called directly after that."""
+        watch, operation = self._watch
+        return operation if watch.left > 0 else self
 
     @functools.cached_property
     def writes(self) -> bool:
@@ -117,7 +128,7 @@ class Operation:
         kind = self.kind
         left = iter(block if type(block) is list else blocks.rows_of(block))
         try:
-            made = kind.call_each(left, self, numbers)
+            made = kind.call_each(left, self.watched(), numbers)
         except Exception as error:
             raise_for_row(error, len(block), left, where)
         if not kind.drops:
@@ -146,7 +157,7 @@ class Operation:
         count = columns.dense().length
         if not count:
             return [None] * len(block)
-        result = self.function(columns.tree)
+        result = self.watched().function(columns.tree)
         if self._makes_new_arrays:
             return Columns(result, columns.length, columns.present)
 

@@ -22,6 +22,7 @@ from typing import Any
 from bushel.base import sealed, trees
 from bushel.base.errors import DamagedFile, add_note
 from bushel.base.ownership import copy_value
+from bushel.base.pickling import dump_elements
 from bushel.graph.part_folders import INDEX, Part, begin, remove_cache
 from bushel.graph.skips import SkipNote
 from bushel.graph.state_fields import State
@@ -294,7 +295,7 @@ class _FileChunks(Chunks):
 
     def write(self, number: int, elements: list[Any], states: list[State]) -> int:
         try:
-            data = pickle.dumps((elements, json.dumps(states)), protocol=5)
+            data = dump_elements((elements, json.dumps(states)))
         except Exception as error:
             add_note(error, "bushel: a cache in files keeps what can be pickled; `cache()` keeps anything, in memory.")
             raise

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bushel.jit.pytree import Pytree, child, pytree_dataclass
-from bushel.jit.source import Address, EpochTables, IndexedSource, Source, Tree, stack_spec
+from bushel.jit.source import Address, EpochTables, IndexedSource, Source, Tree, find_specs, stack_spec
 from bushel.jit.uint32 import count_epochs, multiply_divide, to_uint32
 
 
@@ -135,7 +135,10 @@ def zero_padding(value: Tree, mask: jax.Array) -> Tree:
 
 @pytree_dataclass
 class BatchedStream(Pytree):
-    """Batches of a source that can only be read in order."""
+    """Batches of a source that can only be read in order. Their mask has one entry per element, as cyreal's.
+
+    It is False for an element that has False anywhere in its own mask.
+    """
 
     inner: Any = child()
     size: int
@@ -169,7 +172,11 @@ class BatchedStream(Pytree):
 
     def _pull_element(self, inner_state: Any) -> tuple[Any, tuple[Tree, jax.Array]]:
         value, mask, inner_state = self.inner.next(inner_state)
-        return inner_state, (value, mask)
+        return inner_state, (value, jnp.asarray(mask).all())
+
+    def get_specs(self) -> tuple[Tree, Any]:
+        value, mask = find_specs(self.inner)
+        return stack_spec((value, jax.ShapeDtypeStruct((), mask.dtype)), self.size)
 
     def _make_padding(self, inner_state: Any) -> tuple[Any, tuple[Tree, jax.Array]]:
         _, element = jax.eval_shape(self._pull_element, inner_state)

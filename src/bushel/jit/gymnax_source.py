@@ -103,11 +103,16 @@ class GymnaxSource(Pytree):
     def element_spec(self) -> Tree:
         """Return the shapes and dtypes of a transition."""
 
-        def take_first() -> Tree:
+        return self.get_specs()[0]
+
+    def get_specs(self) -> tuple[Tree, Any]:
+        """Return the shapes and dtypes of a transition and of its mask, by the template of the policy's state."""
+
+        def take_first() -> tuple[Tree, jax.Array]:
             state = self.init_state(jax.random.key(0))
             if self.policy_step_fn is not None:
                 state = state._replace(policy_state=self.policy_state_template)
-            return self.next(state)[0]
+            return self.next(state)[:2]
 
         return jax.eval_shape(take_first)
 

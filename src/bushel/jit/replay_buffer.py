@@ -195,8 +195,11 @@ class BufferedStream(Pytree):
         return ReplayBuffer(self.settings.capacity, self.settings.write_mode)
 
     def element_spec(self) -> Tree:
-        spec = find_specs(self.inner)[0]
-        return spec if self.settings.sample_size == 1 else stack_spec(spec, self.settings.sample_size)
+        return self.get_specs()[0]
+
+    def get_specs(self) -> tuple[Tree, Any]:
+        spec, size = (find_specs(self.inner)[0], jax.ShapeDtypeStruct((), bool)), self.settings.sample_size
+        return spec if size == 1 else stack_spec(spec, size)
 
     def init_state(self, key: Any = None) -> BufferState:
         buffer = self._buffer.init(find_specs(self.inner)[0])

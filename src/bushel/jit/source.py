@@ -261,7 +261,11 @@ def is_source(value: Any) -> bool:
 
 
 def find_specs(source: Source) -> tuple[Tree, Any]:
-    """Return the shapes and dtypes of an element of any source, and of its mask."""
-    if isinstance(source, IndexedSource):
-        return source.get_specs()
+    """Return the shapes and dtypes of an element of any source, and of its mask.
+
+    Sources of ours know them. Another one is asked for an element, without computing it.
+    """
+    get_specs = getattr(source, "get_specs", None)
+    if get_specs is not None:
+        return get_specs()
     return jax.eval_shape(lambda: source.next(source.init_state(jax.random.key(0)))[:2])

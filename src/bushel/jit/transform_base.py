@@ -155,7 +155,14 @@ class TransformedStream(Pytree):
         return self.inner.steps_per_epoch
 
     def element_spec(self) -> Tree:
-        return find_specs(self)[0]
+        return self.get_specs()[0]
+
+    def get_specs(self) -> tuple[Tree, Any]:
+        value, mask = find_specs(self.inner)
+        keys = (
+            jax.eval_shape(lambda: jax.random.split(jax.random.key(0), mask.shape)) if self.transform.random else None
+        )
+        return jax.eval_shape(self.transform.apply, value, mask, keys)
 
     def init_state(self, key: Any = None) -> StreamState:
         own_key = jax.random.fold_in(to_key(key), 1) if self.transform.random else None

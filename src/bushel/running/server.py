@@ -1,10 +1,16 @@
-"""Serves the report of a running iterator to programs of this machine, from one thread."""
+"""Serves the report of a running iterator to programs of this machine.
+
+One thread takes samples and accepts clients. Each client has a thread of its own, which ends after `_REQUEST_S` at the
+latest, so that no client keeps another one waiting. `history.py` has the samples.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hmac
 import http.server
+import io
 import json
 import logging
 import secrets
@@ -26,8 +32,12 @@ logger = logging.getLogger("bushel")
 
 TOKEN_HEADER = "X-Bushel-Token"
 PATH = "/report"
-_CLIENT_S = 1.0
-"""A client that says nothing for this time is sent away, since one thread serves all."""
+_REQUEST_S = 2.0
+"""How long a request may take as a whole, however its bytes arrive. The answer may take as long again."""
+_REQUEST_BYTES = 16 << 10
+"""The most bytes of a request. Bushel's own has some 200."""
+_CLIENTS = 8
+"""The most clients at a time. One more, and the one that came first is sent away."""
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -35,7 +45,7 @@ def serve_report(iterator: Any, *, name: str = "train", port: int = 0, interval_
     """Lets `bushel view --attach` look at this iterator while it runs. Returns the server, whose `url` to pass there.
 
     The report is served to programs of this machine that know the token in the URL, and nothing else is. A daemon
-    thread takes a sample of the report once per second, and answers requests. The iterator is not held: when it is
+    thread takes a sample of the report once per second, and accepts requests. The iterator is not held: when it is
     gone, the thread ends. For a process on another machine, forward the port: `ssh -L 8765:127.0.0.1:8765 machine`.
 
     Stages are timed, and elements are counted, if the options of the pipeline ask for it
@@ -81,6 +91,7 @@ class ReportServer:
 
         self._token = secrets.token_urlsafe(24)
         self._history = History(name, read, interval_s)
+        self._lock = threading.Lock()  # of the history
         self._closing = threading.Event()
         with taking_port("127.0.0.1", port):
             self._server = _Server(port, self)
@@ -122,7 +133,8 @@ class ReportServer:
             while not self._closing.is_set():
                 try:
                     if time.monotonic() >= next_sample:
-                        self._history.sample()
+                        with self._lock:
+                            self._history.sample()
                         next_sample = time.monotonic() + self._history.interval_s
                     self._server.timeout = max(0.0, next_sample - time.monotonic())
                     self._server.handle_request()
@@ -145,16 +157,26 @@ class ReportServer:
             )
         if path != PATH:
             return 404, b'{"error": "There is only /report here."}'
-        return 200, json.dumps(self._history.describe(finished=self._is_closed()), default=str).encode()
+        try:
+            with self._lock:
+                found = self._history.describe(finished=self._is_closed())
+        except _Gone:
+            return GONE
+        return 200, json.dumps(found, default=str).encode()
+
+
+GONE = 404, b'{"error": "The iterator is gone."}'
 
 
 class _Server(http.server.HTTPServer):
-    """Listens on the loopback address alone."""
+    """Listens on the loopback address alone, and gives each client a thread."""
 
-    request_queue_size = 5
+    request_queue_size = 64
 
     def __init__(self, port: int, owner: ReportServer):
         self._owner = weakref.ref(owner)
+        self._clients: collections.OrderedDict[int, socket.socket] = collections.OrderedDict()
+        self._lock = threading.Lock()  # of the clients
         super().__init__(("127.0.0.1", port), _Handler)
 
     def server_bind(self) -> None:
@@ -168,22 +190,80 @@ class _Server(http.server.HTTPServer):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.server_port), timeout=1):
             pass
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers a client in a thread of its own. Called by the thread that accepts clients."""
+        with self._lock:
+            self._clients[id(request)] = request
+            if len(self._clients) > _CLIENTS:
+                _hang_up(self._clients.popitem(last=False)[1])
+        threading.Thread(target=self._answer_client, args=(request, client_address), daemon=True).start()
+
+    def _answer_client(self, request: Any, client_address: Any) -> None:
+        try:
+            self.finish_request(request, client_address)
+        except Exception:
+            self.handle_error(request, client_address)
+        finally:
+            with self._lock:
+                self._clients.pop(id(request), None)
+            self.shutdown_request(request)
+
+    def server_close(self) -> None:
+        super().server_close()
+        with self._lock:
+            for client in self._clients.values():
+                _hang_up(client)
+
     def answer(self, headers: Any, path: str) -> tuple[int, bytes]:
         """The status and the body for a request."""
         owner = self._owner()
-        return (404, b'{"error": "The iterator is gone."}') if owner is None else owner.answer(headers, path)
+        return GONE if owner is None else owner.answer(headers, path)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Says nothing: a client that goes away is not the training program's trouble."""
 
 
+def _hang_up(client: socket.socket) -> None:
+    """Ends a connection. The thread that reads from it sees the end."""
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)
+
+
+class _Bounded(io.RawIOBase):
+    """What a client sends, until a moment and up to a number of bytes."""
+
+    def __init__(self, client: socket.socket):
+        self._client = client
+        self._until, self._left = time.monotonic() + _REQUEST_S, _REQUEST_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        rest_s = self._until - time.monotonic()
+        if rest_s <= 0:
+            raise TimeoutError("the request takes too long")
+        if not self._left:
+            raise ValueError("the request is too long")
+        self._client.settimeout(rest_s)
+        count = self._client.recv_into(memoryview(buffer)[: self._left])
+        self._left -= count
+        return count
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = _CLIENT_S
+    timeout = _REQUEST_S
     server_version, sys_version = "bushel", ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Bounded(self.connection))
 
     def do_GET(self) -> None:
         assert isinstance(self.server, _Server)
         status, body = self.server.answer(self.headers, self.path)
+        self.connection.settimeout(_REQUEST_S)
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

@@ -17,6 +17,7 @@ from bushel.base import checks, redact, trees
 from bushel.base.blocks import Columns
 from bushel.base.errors import DamagedFile
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.sources.hdf5_links import OtherFile
 from bushel.sources.joined_stores import JoinedStores, Store
 from bushel.sources.paths import Options
 
@@ -62,6 +63,8 @@ class ArrayFormat(abc.ABC):
             return redact.call_guarded(call, self.path, self.options)
         except ImportError:
             raise
+        except OtherFile as error:
+            raise OtherFile(f"{self.name}: {error}") from None
         except Exception as error:  # h5py and zarr let through every error of their decoders
             raise DamagedFile(f"{self.name}: {what} cannot be read: {error}") from error
 

@@ -66,6 +66,7 @@ class _ArrowFile:
         self._lock = threading.Lock()
         self._sound: set[int] = set()  # the numbers of batches that were validated
         reader = ipc.open_stream(content) if stream else ipc.open_file(content)
+        self.schema = reader.schema
         self.names: list[str] = reader.schema.names
         if stream:
             batches = list(reader)  # this finds the batches without decoding them
@@ -118,5 +119,5 @@ def _open_arrow_file(file: File, columns: Sequence[str] | None) -> _ArrowFile:
         found = _ArrowFile(path, content, stream, columns)
     except UNREADABLE as error:
         raise DamagedFile(f"{path} is not a complete Arrow file: {error}") from error
-    check_names(path, found.names, found.names, columns)
+    check_names(path, found.schema, found.names, columns)
     return found

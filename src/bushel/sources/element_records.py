@@ -14,6 +14,7 @@ import numpy as np
 
 from bushel.base import trees
 from bushel.base.errors import DamagedFile
+from bushel.base.pickling import whole_text
 
 Layout = Any
 """`{"dict": {key: layout}}`, `{"list": [layout]}`, `{"tuple": [layout]}`, `{"array": dtype}`, `{"scalar": dtype}`, or
@@ -41,6 +42,7 @@ def infer_layout(element: Any, path: str = "the element") -> Layout:
         return {kind.__name__: parts}
     if kind in _PYTHON:
         return _PYTHON[kind]
+    _refuse_mask(element, path)
     if isinstance(element, np.generic):
         return {"scalar": _show_dtype(element.dtype, path)}
     if hasattr(element, "__array__") and hasattr(element, "dtype"):
@@ -51,8 +53,17 @@ def infer_layout(element: Any, path: str = "the element") -> Layout:
     )
 
 
+def _refuse_mask(value: Any, path: str) -> None:
+    """Raises an error for a masked array, of which only the data would be saved, without the mask."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{path} is a masked array, whose mask cannot be saved: map it to an array with `x.filled(value)`, and "
+            "save `np.ma.getmaskarray(x)` under a key of its own."
+        )
+
+
 def _show_dtype(dtype: np.dtype, path: str) -> str:
-    if dtype.hasobject or dtype.names is not None:
+    if dtype.hasobject or dtype.names is not None or dtype.type is np.void:
         raise TypeError(f"{path} has the dtype {dtype}, which cannot be saved: first map it to another dtype.")
     if dtype.kind in "US":
         return dtype.kind  # each record states the length of its texts
@@ -96,16 +107,28 @@ def _append(value: Any, layout: Layout, path: str, parts: list[bytes]) -> None:
         for number, below in enumerate(inner):
             _append(value[number], below, f"{path}[{number}]", parts)
     else:
+        if isinstance(value, np.ma.MaskedArray):
+            raise _mismatch_error(value, path, f"{inner}[...] without a mask")
         array, dtype = np.asarray(value), parse_dtype(inner)
         same = array.dtype.kind == dtype.kind if dtype.kind in "US" else array.dtype == dtype
         if isinstance(value, np.generic) != (form == "scalar") or not same:
             raise _mismatch_error(value, path, f"{inner}[...]" if form == "array" else f"a number of {inner}")
+        if isinstance(value, (np.str_, np.bytes_)):
+            _append_text(value, parts)
+            return
         if dtype.kind in "US":
             array = array.astype(f"<U{max(1, array.dtype.itemsize // 4)}" if dtype.kind == "U" else array.dtype)
             parts.append(_LENGTH.pack(array.dtype.itemsize))
         if form == "array":
             parts.append(struct.pack(f"<B{array.ndim}Q", array.ndim, *array.shape))
         parts.append(array.tobytes())
+
+
+def _append_text(text: np.str_ | np.bytes_, parts: list[bytes]) -> None:
+    """Appends a text with the zeros at its end, which an array of it would not have."""
+    whole = whole_text(text)
+    data = whole.encode("utf-32-le", "surrogatepass") if isinstance(whole, str) else whole
+    parts += [_LENGTH.pack(len(data)), data]
 
 
 def _append_python(value: Any, kind: str, path: str, parts: list[bytes]) -> None:
@@ -155,7 +178,9 @@ class _Reader:
             return tuple([self.read(below) for below in inner])
         dtype = parse_dtype(inner)
         if dtype.kind in "US":
-            dtype = self._read_text_dtype(dtype.kind)
+            dtype = self._read_text_dtype(dtype.kind, form)
+        if form == "scalar" and dtype.kind in "US":
+            return self._read_text(dtype)
         if form == "scalar":
             return np.frombuffer(self._read_bytes(dtype.itemsize), dtype)[0]
         (ndim,) = struct.unpack("<B", self._read_bytes(1))
@@ -165,11 +190,21 @@ class _Reader:
             size *= length
         return np.frombuffer(self._read_bytes(size), dtype).reshape(shape).copy()
 
-    def _read_text_dtype(self, kind: str) -> np.dtype:
+    def _read_text_dtype(self, kind: str, form: str) -> np.dtype:
         size = _LENGTH.unpack(self._read_bytes(8))[0]
-        if not 0 < size < 1 << 31:
+        if not (form == "array") <= size < 1 << 31:
             raise DamagedFile(f"A record has an array whose texts have {size} bytes.")
         return np.dtype(f"<U{size // 4}" if kind == "U" else f"S{size}")
+
+    def _read_text(self, dtype: np.dtype) -> np.str_ | np.bytes_:
+        data = bytes(self._read_bytes(dtype.itemsize))
+        if dtype.kind == "S":
+            return np.bytes_(data)
+        try:
+            text = data.decode("utf-32-le", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise DamagedFile(f"A text in a record is not UTF-32: {error}.") from None
+        return np.str_(text)
 
     def _read_python(self, kind: str) -> Any:
         if kind == "None":

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
+from bushel.base.pickling import whole_text
 from bushel.sources.element_records import Layout, encode, parse_dtype
 from bushel.sources.optional_packages import import_package
 
@@ -21,22 +22,36 @@ _PYTHON = {"int": "int64", "float": "float64", "bool": "bool_", "str": "string",
 _SHAPE = ".shape"
 
 
-def list_columns(layout: Layout, path: str = "") -> Iterator[tuple[str, Layout]]:
+def list_columns(layout: Layout, path: str | None = None) -> Iterator[tuple[str, Layout]]:
     """The names of the columns of a layout, and the layout of each."""
     match layout:
         case {"dict": parts}:
+            if path is None and not any(True for _ in _list_leaves(layout)):
+                raise TypeError(f"The element has no values: a Parquet file without columns has no rows. {_INSTEAD}")
             for key, part in parts.items():
                 if "." in key:
                     raise TypeError(f"The key {key!r} has a dot, which separates the parts of column names: rename it.")
-                yield from list_columns(part, f"{path}.{key}" if path else key)
+                yield from list_columns(part, _join(path, key))
         case {"list": _} | {"tuple": _}:
             raise TypeError(
                 f"{path or 'The element'} is a list or a tuple, which has no names for Parquet columns. {_INSTEAD}"
             )
-        case _ if not path:
+        case _ if path is None:
             raise TypeError(f"Only an element that is a dict has names for Parquet columns. {_INSTEAD}")
         case _:
             yield path, layout
+
+
+def _join(path: str | None, key: str) -> str:
+    return key if path is None else f"{path}.{key}"
+
+
+def _list_leaves(layout: Layout) -> Iterator[Layout]:
+    if isinstance(layout, dict) and "dict" in layout:
+        for part in layout["dict"].values():
+            yield from _list_leaves(part)
+    else:
+        yield layout
 
 
 _INSTEAD = 'Map it to a dict of arrays, numbers and texts, or save it with format="array_record".'
@@ -90,6 +105,8 @@ class RowWriter:
                     )
                 value = array.astype(array.dtype.newbyteorder("="), copy=False).ravel()
                 value = value.tolist() if array.dtype.kind in "US" else value
+            elif isinstance(value, (np.str_, np.bytes_)):
+                value = whole_text(value)
             elif isinstance(value, np.generic):
                 value = value.item()
             row[name] = value
@@ -100,9 +117,18 @@ class RowWriter:
         return size
 
     def _flush(self) -> None:
-        columns = [self._arrow.array([row[field.name] for row in self._rows], field.type) for field in self._schema]
+        columns = [self._make_column(field) for field in self._schema]
         self._writer.write_table(self._arrow.Table.from_arrays(columns, schema=self._schema))
         self._rows, self._held_bytes = [], 0
+
+    def _make_column(self, field: Any) -> Any:
+        try:
+            return self._arrow.array([row[field.name] for row in self._rows], field.type)
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{field.name} holds a text that is not valid Unicode ({error.reason}), which Parquet cannot store. "
+                'Save it as bytes, or with format="array_record".'
+            ) from None
 
     def close(self) -> None:
         """Completes the file."""
@@ -115,21 +141,22 @@ def _is_array(leaf: Layout) -> bool:
     return isinstance(leaf, dict) and "array" in leaf
 
 
-def _iterate_values(element: Any, layout: Layout, path: str = "") -> Iterator[tuple[str, Any]]:
+def _iterate_values(element: Any, layout: Layout, path: str | None = None) -> Iterator[tuple[str, Any]]:
     if isinstance(layout, dict) and "dict" in layout:
         for key, part in layout["dict"].items():
-            yield from _iterate_values(element[key], part, f"{path}.{key}" if path else key)
+            yield from _iterate_values(element[key], part, _join(path, key))
     else:
-        yield path, element
+        yield path or "", element
 
 
-def decode_row(row: dict[str, Any], layout: Layout, path: str = "") -> Any:
+def decode_row(row: dict[str, Any], layout: Layout, path: str | None = None) -> Any:
     """Restores the element of a row."""
     if isinstance(layout, dict) and "dict" in layout:
-        return {key: decode_row(row, part, f"{path}.{key}" if path else key) for key, part in layout["dict"].items()}
+        return {key: decode_row(row, part, _join(path, key)) for key, part in layout["dict"].items()}
     if layout == "None":
         return None
     try:
+        path = path or ""
         return _decode_value(row[path], row.get(path + _SHAPE), layout)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedFile(f"column {path!r} does not match its layout {layout!r}: {error!r}.") from None

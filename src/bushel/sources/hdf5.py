@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from bushel.base.errors import DamagedFile
 from bushel.index import words
 from bushel.sources import file_access
 from bushel.sources.array_stores import ArrayFormat, ArraySource
+from bushel.sources.hdf5_links import OtherFile, check_inside, check_link
 from bushel.sources.local_files import as_stream, changed_error
 from bushel.sources.optional_packages import import_package
 from bushel.sources.paths import Options, is_url
@@ -34,6 +36,8 @@ class HDF5DataSource(ArraySource):
       names: read only these datasets, such as "train/images". A link may be named too. By default all datasets are
         read, each once.
       group: which groups are records, such as `data/*`. `/` makes each whole file a record.
+      allow_other_files: read also datasets that lie in other files: those with external storage, those behind external
+        links, and virtual datasets. Such a file can name any file of this machine, so by default they are an error.
       storage_options: options of the store that holds the files.
 
     >>> import os, tempfile, h5py
@@ -50,9 +54,11 @@ class HDF5DataSource(ArraySource):
         names: Sequence[str] | None = None,
         *,
         group: str | None = None,
+        allow_other_files: bool = False,
         storage_options: Options | None = None,
     ):
-        super().__init__(_find_files(paths, storage_options), HDF5Format, names, group, storage_options)
+        make = functools.partial(HDF5Format, allow_other_files=bool(allow_other_files))
+        super().__init__(_find_files(paths, storage_options), make, names, group, storage_options)
 
 
 def _find_files(paths: Any, options: Options | None) -> list[str]:
@@ -73,6 +79,10 @@ class HDF5Format(ArrayFormat):
 
     _version: list[Any] | None = None  # of the file when the source was made
 
+    def __init__(self, path: str, options: Options | None, *, allow_other_files: bool = False):
+        super().__init__(path, options)
+        self._allow = allow_other_files
+
     def _open_file(self) -> Any:
         """The file, which must be the one that the source was made of. h5py keeps it open while a dataset is in use."""
         h5py = import_package("h5py", "hdf5", "HDF5 files")
@@ -89,6 +99,8 @@ class HDF5Format(ArrayFormat):
         """Turns the errors that damaged metadata cause into a `DamagedFile`."""
         try:
             yield
+        except OtherFile as error:
+            raise OtherFile(f"{self.name}: {error}") from None
         except Exception as error:
             raise DamagedFile(f"{self.name} is not a complete HDF5 file: {error}") from error
 
@@ -100,7 +112,7 @@ class HDF5Format(ArrayFormat):
     def open_groups(self, pattern: list[str]) -> dict[str, Any]:
         file = self._open_file()
         with self._report_damage():
-            return dict(_match_groups(file, pattern, ""))
+            return dict(self._match_groups(file, pattern, "", file))
 
     def list_arrays(self, group: Any, names: list[str] | None) -> dict[str, Any]:
         h5py = import_package("h5py", "hdf5", "HDF5 files")
@@ -110,6 +122,9 @@ class HDF5Format(ArrayFormat):
         else:
             items = {name: group.get(name) for name in names}  # also follows links, which a visit leaves out
         arrays = {name: item for name, item in items.items() if isinstance(item, h5py.Dataset)}
+        if not self._allow:
+            for name, array in arrays.items():
+                check_inside(array, name, group)
         if not is_url(self.path):  # over a network, reading the index of the chunks would take many requests
             for name, array in arrays.items():
                 check_chunks(array, name)
@@ -130,16 +145,19 @@ class HDF5Format(ArrayFormat):
     def fingerprint_groups(self, names: list[str] | None, pattern: str, groups: list[tuple[str, Any]]) -> Any:
         return [self.fingerprint_arrays(names, {}), pattern]
 
-
-def _match_groups(group: Any, pattern: list[str], path: str) -> Iterator[tuple[str, Any]]:
-    if not pattern:
-        yield path, group
-        return
-    for name in group:
-        if fnmatch.fnmatchcase(name, pattern[0]):
-            inner = group.get(name)  # None for a broken link
-            if hasattr(inner, "keys"):
-                yield from _match_groups(inner, pattern[1:], f"{path}/{name}" if path else name)
+    def _match_groups(self, group: Any, pattern: list[str], path: str, file: Any) -> Iterator[tuple[str, Any]]:
+        if not pattern:
+            yield path, group
+            return
+        for name in group:
+            if fnmatch.fnmatchcase(name, pattern[0]):
+                if not self._allow:
+                    check_link(group, name)
+                inner = group.get(name)  # None for a broken link
+                if hasattr(inner, "keys"):
+                    if not self._allow:
+                        check_inside(inner, name, file)
+                    yield from self._match_groups(inner, pattern[1:], f"{path}/{name}" if path else name, file)
 
 
 def check_chunks(array: Any, name: str) -> None:

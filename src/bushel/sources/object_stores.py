@@ -169,6 +169,32 @@ def _refuse_after_fork(name: str) -> None:
         )
 
 
+_CLIENT_OPTIONS = {
+    *("allow_http", "allow_invalid_certificates", "connect_timeout", "default_content_type", "default_headers"),
+    *("http1_only", "http2_only", "http2_keep_alive_interval", "http2_keep_alive_timeout", "http2_max_frame_size"),
+    *("http2_keep_alive_while_idle", "pool_idle_timeout", "pool_max_idle_per_host", "proxy_ca_certificate"),
+    *("proxy_excludes", "proxy_url", "randomize_addresses", "read_timeout", "timeout", "user_agent"),
+}
+"""Options of the connection and not of the store. obstore panics if it gets one of them as an option of the store."""
+_PREFIX = re.compile(r"^(aws|google|azure)_")
+
+
+def _take_client_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """Takes the options of the connection out of `settings`, and returns them as obstore wants them."""
+    found = settings.pop("client_options", {})
+    if not isinstance(found, dict):
+        raise TypeError(f"client_options must be a dict, got {type(found).__name__}")
+    found = dict(found)
+    for key in list(settings):
+        name = _PREFIX.sub("", key.lower())
+        if name in _CLIENT_OPTIONS:
+            found[name] = settings.pop(key)
+    for name, value in found.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[name] = f"{value}s" if name.endswith(("timeout", "interval")) else str(value)
+    return found
+
+
 @functools.lru_cache(maxsize=64)
 def _make_store(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) -> Any:
     del environment  # the store reads it; as an argument, it makes a new store when the environment changes
@@ -185,18 +211,23 @@ def _make_store(root: str, frozen: str, environment: tuple[tuple[str, str], ...]
     }
     connect = min(timeout, datetime.timedelta(seconds=10))
     # http:// is used only if the user names an endpoint with it; the addresses of the stores themselves are https.
-    client = {"timeout": timeout, "connect_timeout": connect, "allow_http": True}
+    client: dict[str, Any] = {"timeout": timeout, "connect_timeout": connect, "allow_http": True}
+    if "retry_config" in settings:
+        raise ValueError(f"{redact.show(root)}: pass retries=... and timeout_s=... instead of retry_config.")
     web = root.startswith(_WEB)
-    if web and settings:
-        raise ValueError(f"{redact.show(root)}: a web server has no options of its own, got {', '.join(settings)}.")
     make = obstore.HTTPStore.from_url if web else obstore.from_url
     try:
+        client |= _take_client_options(settings)
+        if web and settings:
+            raise ValueError(f"a web server has no options of its own, got {', '.join(settings)}")
         return redact.call_guarded(
             lambda: make(root, client_options=client, retry_config=retry, **settings), root, settings
         )
-    except Exception as error:
-        why = first_line(error)
-        raise ValueError(f"{redact.show(root)} cannot be opened with these options: {why}") from None
+    except BaseException as error:
+        if not isinstance(error, Exception) and not store_errors.is_panic(error):
+            raise
+        why = first_line(error).rstrip(".")
+        raise ValueError(f"{redact.show(root)} cannot be opened with these options: {why}.") from None
 
 
 def request_with_retries(request: Callable[[], T], url: str, settings: dict[str, Any], deed: str = "read") -> T:

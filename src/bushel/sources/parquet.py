@@ -18,6 +18,7 @@ from bushel.sources.arrow_rows import to_array, to_storage
 from bushel.sources.handle_pool import HandlePool
 from bushel.sources.local_files import File, as_stream
 from bushel.sources.optional_packages import import_package
+from bushel.sources.parquet_sizes import check_sizes, remember_footer
 from bushel.sources.paths import Options, is_url
 from bushel.sources.protocol import SequentialReader
 from bushel.sources.table_files import UNREADABLE, TableSource, check_names
@@ -39,6 +40,7 @@ def open_parquet(file: File, settings: dict[str, Any]) -> Any:
         if "encrypted" in str(error):
             raise ValueError(f"{file.name} is encrypted: {error}. {_DECRYPT}") from None
         raise DamagedFile(f"{file.name} is not a complete Parquet file: {error}") from error
+    remember_footer(found, file)
     groups, stated = get_group_lengths(found), found.metadata.num_rows
     rows = sum(groups)
     if rows != stated or min(groups, default=0) < 0:
@@ -53,6 +55,7 @@ def get_group_lengths(file: Any) -> list[int]:
 
 def read_group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> Any:
     """Reads a row group as a table. The table is validated: strings are valid UTF-8, for example."""
+    check_sizes(file, path, number, columns)
     try:
         found = file.read_row_group(number, columns=columns)
         found.validate(full=True)
@@ -68,12 +71,12 @@ def read_group(file: Any, path: str, number: int, columns: Sequence[str] | None)
 
 def check_columns(file: Any, path: str, columns: Sequence[str] | None) -> None:
     """Raises an error for columns that do not exist, which pyarrow would silently leave out."""
-    names = file.schema_arrow.names
-    inner: set[str] = set(names)
+    schema = file.schema_arrow
+    inner: set[str] = set(schema.names)
     for number in range(len(file.schema)):
         parts = file.schema.column(number).path.split(".")
         inner.update(".".join(parts[: count + 1]) for count in range(len(parts)))
-    check_names(path, names, inner, columns)
+    check_names(path, schema, inner, columns)
 
 
 class ParquetDataSource(TableSource):

@@ -11,7 +11,7 @@ from bushel.base.errors import DamagedFile
 from bushel.sources import file_access
 from bushel.sources.arrow_rows import get_storage_type, to_storage
 from bushel.sources.optional_packages import import_package
-from bushel.sources.parquet import get_group_lengths, open_parquet, read_group
+from bushel.sources.parquet import check_columns, get_group_lengths, open_parquet, read_group
 from bushel.sources.paths import Options
 from bushel.sources.tf_example import encode_example
 
@@ -31,6 +31,7 @@ class ParquetRecords:
         file = file_access.open_file(path, options)
         self._path, self._round = file.name, round_floats
         self._file = open_parquet(file, {})
+        check_columns(self._file, self._path, None)
         schema = self._file.schema_arrow
         self._ends = np.cumsum(get_group_lengths(self._file), dtype=int)
         self._dtypes = {field.name: self._choose_dtype(field) for field in schema}

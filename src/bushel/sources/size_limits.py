@@ -17,7 +17,10 @@ _VARIABLES = {
     "record_bytes": "BUSHEL_MAX_RECORD_BYTES",
     "image_pixels": "BUSHEL_MAX_IMAGE_PIXELS",
     "array_bytes": "BUSHEL_MAX_ARRAY_BYTES",
+    "expansion": "BUSHEL_MAX_EXPANSION",
 }
+SMALL_BYTES = 256 << 20
+"""Up to this size, data may be any number of times as large as in their file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Limits:
         compressed text file, or of the samples of a sound. 1 GiB by default.
       image_pixels: height times width of an image. 2**27 (134 million) by default; an RGB pixel takes 3 bytes.
       array_bytes: the size of an array in a compressed `.npz` file. 16 GiB by default.
+      expansion: how many times as large as in its file a column of a row group of a Parquet file may be, if it takes
+        more than 256 MiB. 1000 by default: real data compress less well.
 
     >>> Limits(image_pixels=10**9).image_pixels
     1000000000
@@ -37,6 +42,7 @@ class Limits:
     record_bytes: int = 1 << 30
     image_pixels: int = 1 << 27
     array_bytes: int = 1 << 34
+    expansion: int = 1000
 
 
 _current: Limits | None = None
@@ -45,8 +51,8 @@ _current: Limits | None = None
 def get_limits() -> Limits:
     """The present limits of this process.
 
-    They come from the environment variables BUSHEL_MAX_RECORD_BYTES, BUSHEL_MAX_IMAGE_PIXELS and
-    BUSHEL_MAX_ARRAY_BYTES, which are read once, when a limit is first needed. `set_limits` changes them.
+    They come from the environment variables BUSHEL_MAX_RECORD_BYTES, BUSHEL_MAX_IMAGE_PIXELS, BUSHEL_MAX_ARRAY_BYTES
+    and BUSHEL_MAX_EXPANSION, which are read once, when a limit is first needed. `set_limits` changes them.
 
     >>> get_limits().record_bytes
     1073741824
@@ -55,7 +61,11 @@ def get_limits() -> Limits:
 
 
 def set_limits(
-    *, record_bytes: int | None = None, image_pixels: int | None = None, array_bytes: int | None = None
+    *,
+    record_bytes: int | None = None,
+    image_pixels: int | None = None,
+    array_bytes: int | None = None,
+    expansion: int | None = None,
 ) -> Limits:
     """Changes some limits, for this process and for workers that start later. Returns the limits before the change.
 
@@ -66,7 +76,12 @@ def set_limits(
     """
     global _current
     before = get_limits()
-    given = {"record_bytes": record_bytes, "image_pixels": image_pixels, "array_bytes": array_bytes}
+    given = {
+        "record_bytes": record_bytes,
+        "image_pixels": image_pixels,
+        "array_bytes": array_bytes,
+        "expansion": expansion,
+    }
     changes = {name: checks.positive(value, name) for name, value in given.items() if value is not None}
     for name, value in changes.items():
         os.environ[_VARIABLES[name]] = str(value)  # worker processes inherit the environment
@@ -110,6 +125,24 @@ def check_array(size: int) -> None:
     """Raises TooLarge if an array of `size` bytes is beyond the limit."""
     if size > get_limits().array_bytes:
         raise _too_large("array_bytes", "decompressed", "bytes", size)
+
+
+def check_expansion(size: int, stored: int, rows: int) -> None:
+    """Raises TooLarge if data of `rows` rows would expand to more than is allowed. Call it before they are decoded.
+
+    Args:
+      size: how many bytes they take once decoded.
+      stored: how many bytes they take in the file.
+    """
+    check_record(size // max(rows, 1))
+    factor = get_limits().expansion
+    if size > SMALL_BYTES and size > factor * stored:
+        wanted = -(-size // max(stored, 1))
+        raise TooLarge(
+            f"it would take {size:,} bytes once decoded, {wanted:,} times as many as in the file, but the limit is "
+            f"{factor:,} times. If you trust the file, raise the limit: bushel.sources.set_limits(expansion={wanted}), "
+            f"or the environment variable {_VARIABLES['expansion']}"
+        )
 
 
 def _too_large(name: str, done: str, unit: str, size: Any) -> TooLarge:

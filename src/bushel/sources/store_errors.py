@@ -47,6 +47,11 @@ _CONNECTIONS = (
 )
 
 
+def is_panic(failure: BaseException) -> bool:
+    """Whether obstore, which is written in Rust, has panicked. Python has no class for that which could be imported."""
+    return type(failure).__name__ == "PanicException"
+
+
 def is_worth_repeating(failure: BaseException) -> bool:
     """Whether a connection broke and obstore did not repeat the request, because it may have been done.
 
@@ -69,6 +74,11 @@ def explain_failure(failure: BaseException, name: str, secrets: list[str], deed:
 
     `deed` is the verb of the message: "read", "listed", "written" or "removed".
     """
+    if is_panic(failure):
+        return OSError(
+            f"{name} could not be {deed}: obstore has failed ({first_line(redact.scrub(failure, secrets))}). Check the "
+            "options of the store, or install another version of obstore."
+        )
     if not isinstance(failure, Exception):
         return failure
     cause = redact.scrub(failure, secrets)

@@ -23,15 +23,18 @@ UNREADABLE = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, 
 """The errors that pyarrow raises for damaged files."""
 
 
-def check_names(path: str, names: Sequence[str], inner: Iterable[str], columns: Sequence[str] | None) -> None:
+def check_names(path: str, schema: Any, inner: Iterable[str], columns: Sequence[str] | None) -> None:
     """Raises an error if a wanted column does not exist, or if two columns have one name: a dict would lose one.
+
+    Fields of a column that is a struct are such names, too.
 
     Args:
       path: the name of the file, for messages.
-      names: the names of its columns.
+      schema: pyarrow's schema of the file.
       inner: these names, and those of nested columns, such as "outer.inner".
       columns: the wanted columns; all if None.
     """
+    names: list[str] = schema.names
     known = set(inner)
     for name in columns or ():
         if name not in known:
@@ -39,6 +42,27 @@ def check_names(path: str, names: Sequence[str], inner: Iterable[str], columns: 
     for name in names if columns is None else columns:
         if names.count(name) > 1:
             raise ValueError(f"{path} has {names.count(name)} columns {name!r}: choose other columns, or rename them.")
+    wanted = None if columns is None else {part for name in columns for part in (name, name.partition(".")[0])}
+    for field in schema:
+        if wanted is None or field.name in wanted:
+            _check_fields(path, field.name, field.type)
+
+
+def _check_fields(path: str, name: str, kind: Any) -> None:
+    """Raises an error if a struct in a column has two fields of one name."""
+    if hasattr(kind, "storage_type"):
+        kind = kind.storage_type
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    names = [field.name for field in fields]
+    if str(kind).startswith("struct"):
+        for field in fields:
+            if (count := names.count(field.name)) > 1:
+                raise ValueError(
+                    f"{path}: the column {name!r} has {count} fields {field.name!r}: choose other columns, or rename "
+                    "them."
+                )
+    for field in fields:
+        _check_fields(path, f"{name}.{field.name}", field.type)
 
 
 class TableSource(JoinedFiles):

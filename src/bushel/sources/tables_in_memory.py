@@ -66,7 +66,7 @@ class ArrowTableSource(TableInMemory):
     """
 
     def __init__(self, table: Any):
-        check_names("This table", table.schema.names, table.schema.names, None)
+        check_names("This table", table.schema, table.schema.names, None)
         self._table = table
         self._found = ArrowRows(table, "This table")
 

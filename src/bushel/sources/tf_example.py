@@ -157,8 +157,15 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
 
 
 def _encode_feature(name: str, value: Any) -> bytes:
+    parts: Any = value if isinstance(value, (list, tuple)) else [value]
+    if any(isinstance(item, np.ma.MaskedArray) for item in parts):
+        raise TypeError(
+            f"Feature {name!r} is a masked array, whose mask a tf.train.Example cannot hold. Pass `x.filled(value)`, "
+            "and `np.ma.getmaskarray(x)` as another feature."
+        )
     texts = isinstance(value, np.ndarray) and (value.dtype.hasobject or value.dtype.kind in "SU")
-    items: Any = value.ravel().tolist() if texts else value if isinstance(value, (list, tuple)) else [value]
+    whole: Any = value
+    items: Any = whole.ravel().tolist() if texts else parts
     if (items or texts) and all(isinstance(item, (bytes, str, bytearray, memoryview)) for item in items):
         encoded = [item.encode() if isinstance(item, str) else bytes(item) for item in items]
         return _encode_field(_BYTES, b"".join(_encode_field(1, item) for item in encoded))

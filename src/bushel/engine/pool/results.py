@@ -18,6 +18,7 @@ from bushel.engine.pool.exceptions import pack_error, unpack_error
 from bushel.engine.program import Program, Result
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tally import Tally
+from bushel.graph import hidden_randomness
 
 Details = tuple[Any, ...]
 """All of a Result but its rows, as a worker sends it: see `pack_details`."""
@@ -32,7 +33,8 @@ def pack_details(program: Program | StreamProgram, result: Result) -> Details:
     failure = None if result.failure is None else pack_error(result.failure)
     stays = [stay if isinstance(stay, int) else bytes(stay) for stay in result.stays]
     fields = result.after, failure, result.skipped, _pickle_states(program, result), stays
-    return marks.tobytes(), marks.shape[1], *fields, result.tally, result.work_s
+    warned = hidden_randomness.take_collected()
+    return marks.tobytes(), marks.shape[1], *fields, result.tally, result.work_s, warned
 
 
 def _pickle_states(program: Program | StreamProgram, result: Result) -> bytes | None:
@@ -48,7 +50,8 @@ def _pickle_states(program: Program | StreamProgram, result: Result) -> bytes | 
 
 def unpack_result(rows: Block, size_bytes: int, details: Details) -> Result:
     """Return the result that a worker has sent as rows and details."""
-    marks, columns, after, failure, skipped, states, stays, tally, work_s = details
+    marks, columns, after, failure, skipped, states, stays, tally, work_s, warned = details
+    hidden_randomness.warn_once(warned)
     return Result(
         rows,
         np.frombuffer(marks, dtype=np.int64).reshape(-1, columns),

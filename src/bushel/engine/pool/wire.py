@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copyreg
 import dataclasses
 import io
 import pickle
@@ -20,6 +19,7 @@ import numpy as np
 
 from bushel.base import memory as base_memory
 from bushel.base.memory import ALIGNMENT
+from bushel.base.pickling import TEXT_REDUCERS, DispatchTable
 from bushel.engine.pool.by_value import send_by_value
 from bushel.engine.slabs import Slot
 
@@ -51,31 +51,24 @@ def _build_array(buffer: Any, dtype: np.dtype[Any] | str, shape: tuple[int, ...]
     return np.frombuffer(buffer, dtype=np.uint8).view(dtype).reshape(shape)
 
 
-_REDUCE_ARRAYS: dict[Any, Any] = {np.ndarray: _reduce_array}
-
-
-class _DispatchTable(dict[Any, Any]):
-    """Functions that reduce types for pickle: those given here, otherwise those registered with `copyreg`."""
-
-    def __missing__(self, kind: Any) -> Any:
-        return copyreg.dispatch_table[kind]
+_REDUCERS: dict[Any, Any] = {np.ndarray: _reduce_array, **TEXT_REDUCERS}
 
 
 class _PlainPickler(pickle.Pickler):
-    """Python's own pickler, in C and fast, with our way to reduce arrays."""
+    """Python's own pickler, in C and fast, with our way to reduce arrays and texts."""
 
-    dispatch_table: ClassVar[Any] = _DispatchTable(_REDUCE_ARRAYS)
+    dispatch_table: ClassVar[Any] = DispatchTable(_REDUCERS)
 
 
 class _CloudPickler(cloudpickle.Pickler):
-    """cloudpickle, with our way to reduce arrays, and with care for classes that are sent by value.
+    """cloudpickle, with our way to reduce arrays and texts, and with care for classes that are sent by value.
 
     A worker has a copy of such a class. It sends the class back by its number, so that objects of the class that reach
     the consumer have the consumer's own class, and `isinstance` holds. Modules that no import finds are sent by value.
     """
 
     dispatch_table: ClassVar[Any] = collections.ChainMap[Any, Any](
-        _REDUCE_ARRAYS, cast(Any, cloudpickle.Pickler.dispatch_table)
+        _REDUCERS, cast(Any, cloudpickle.Pickler.dispatch_table)
     )
     reduce_first: Callable[[Any], Any] | None = None
     """Reduces an object before anything else does, or returns NotImplemented."""

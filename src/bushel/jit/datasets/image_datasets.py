@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,6 +36,26 @@ class Example(NamedTuple):
         return self._fields
 
 
+class FineExample(NamedTuple):
+    """An image with a label, and the label of the larger group that its kind belongs to."""
+
+    image: Any
+    label: Any
+    coarse_label: Any
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return an entry by its name or its number."""
+        return self._asdict()[key] if isinstance(key, str) else tuple.__getitem__(self, key)
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the names of the entries."""
+        return self._fields
+
+
+def _make_example(images: Any, *labels: Any) -> Any:
+    return (Example if len(labels) == 1 else FineExample)(images, *labels)
+
+
 class ImageDataset:
     """Images as uint8 (rows, columns, colours) and labels as int32, from files in a cache folder.
 
@@ -45,21 +65,22 @@ class ImageDataset:
     def __init__(self, files: ImageParts, split: str, cache_dir: Any):
         self.split = split
         self.cache_dir = downloads.get_cache_folder(files.folder, cache_dir)
-        images, labels = files.read(_check_split(split), self.cache_dir)
+        images, *labels = files.read(_check_split(split), self.cache_dir)
         _check_counts(images, labels, self.cache_dir)
-        self._arrays = Example(images[..., None] if images.ndim == 3 else images, labels.astype(np.int32))
+        images = images[..., None] if images.ndim == 3 else images
+        self._arrays = _make_example(images, *(kind.astype(np.int32) for kind in labels))
 
     def __len__(self) -> int:
         return len(self._arrays.label)
 
-    def __getitem__(self, index: int) -> Example:
-        return Example(self._arrays.image[index], self._arrays.label[index])
+    def __getitem__(self, index: int) -> Any:
+        return _make_example(*(array[index] for array in tuple(self._arrays)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.split!r}, {len(self)} images)"
 
-    def arrays(self) -> Example:
-        """Return all images and labels."""
+    def arrays(self) -> Any:
+        """Return all images and labels, as an `Example`; of CIFAR-100 as a `FineExample`."""
         return self._arrays
 
     def as_array_dict(self) -> dict[str, np.ndarray]:
@@ -76,7 +97,7 @@ class StandardImageDataset(ImageDataset):
         super().__init__(self.files, split, cache_dir)
 
     @classmethod
-    def open_images(cls, split: str = "train", cache_dir: Any = None) -> tuple[int, Callable[[int], Example]]:
+    def open_images(cls, split: str = "train", cache_dir: Any = None) -> tuple[int, Callable[[int], Any]]:
         """Return the number of images in a split, and a function that reads one from disk."""
         return _open_images(cls.files, split, cache_dir)
 
@@ -94,21 +115,23 @@ def _check_split(split: str) -> str:
     return split
 
 
-def _check_counts(images: np.ndarray, labels: np.ndarray, folder: Path) -> None:
-    if len(images) != len(labels):
-        raise DamagedFile(f"The files in {folder} have {len(images)} images but {len(labels)} labels.")
+def _check_counts(images: np.ndarray, labels: Sequence[np.ndarray], folder: Path) -> None:
+    for kind in labels:
+        if len(images) != len(kind):
+            raise DamagedFile(f"The files in {folder} have {len(images)} images but {len(kind)} labels.")
 
 
-def _open_images(files: ImageParts, split: str, cache_dir: Any) -> tuple[int, Callable[[int], Example]]:
+def _open_images(files: ImageParts, split: str, cache_dir: Any) -> tuple[int, Callable[[int], Any]]:
     folder = downloads.get_cache_folder(files.folder, cache_dir)
-    images, labels = files.map(_check_split(split), folder)
+    images, *labels = files.map(_check_split(split), folder)
     _check_counts(images, labels, folder)
-    return len(labels), functools.partial(_read_example, images, labels)
+    return len(images), functools.partial(_read_example, images, labels)
 
 
-def _read_example(images: np.ndarray, labels: np.ndarray, number: int) -> Example:
+def _read_example(images: np.ndarray, labels: Sequence[np.ndarray], number: int) -> Any:
     image = np.asarray(images[number])
-    return Example(image[..., None] if image.ndim == 2 else image, np.int32(labels[number]))
+    image = image[..., None] if image.ndim == 2 else image
+    return _make_example(image, *(np.int32(kind[number]) for kind in labels))
 
 
 class MNISTDataset(StandardImageDataset):
@@ -202,7 +225,10 @@ class CIFAR10Dataset(StandardImageDataset):
 
 
 class CIFAR100Dataset(StandardImageDataset):
-    """Photographs of a hundred kinds: 50,000 and 10,000 images of 32 x 32 in colour, with the fine labels."""
+    """Photographs of a hundred kinds in twenty groups: 50,000 and 10,000 images of 32 x 32 in colour.
+
+    `label` is the kind, `coarse_label` the group.
+    """
 
     files = CifarFiles(
         "cifar-100",

@@ -23,12 +23,12 @@ class ImageParts(abc.ABC):
     """The name of their folder in the cache."""
 
     @abc.abstractmethod
-    def read(self, split: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Read images and labels into memory."""
+    def read(self, split: str, folder: Path) -> tuple[np.ndarray, ...]:
+        """Read images, labels, and labels of other kinds into memory."""
 
     @abc.abstractmethod
-    def map(self, split: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-        """Map images and labels from disk into memory. Compressed files are decompressed into `folder` first."""
+    def map(self, split: str, folder: Path) -> tuple[np.ndarray, ...]:
+        """Map the same from disk into memory. Compressed files are decompressed into `folder` first."""
 
 
 class IdxFiles(ImageParts):
@@ -41,13 +41,13 @@ class IdxFiles(ImageParts):
     def _find_files(self, split: str, folder: Path) -> list[Path]:
         return [self.find_file(split, kind, folder) for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
 
-    def read(self, split: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, split: str, folder: Path) -> tuple[np.ndarray, ...]:
         images, labels = self._find_files(split, folder)
         return image_formats.read_idx(images, image_formats.IMAGES), image_formats.read_idx(
             labels, image_formats.LABELS
         )
 
-    def map(self, split: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    def map(self, split: str, folder: Path) -> tuple[np.ndarray, ...]:
         images, labels = (downloads.unpack(path, folder) for path in self._find_files(split, folder))
         return image_formats.map_idx(images, image_formats.IMAGES), image_formats.map_idx(labels, image_formats.LABELS)
 
@@ -124,11 +124,11 @@ class CifarFiles(ImageParts):
                 raise DamagedFile(f"{archive} is incomplete: {error}. Delete it to download it again.") from error
         return paths
 
-    def read(self, split: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, split: str, folder: Path) -> tuple[np.ndarray, ...]:
         parts = [self._split(np.fromfile(path, np.uint8), path) for path in self._find_files(split, folder)]
-        return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+        return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
-    def map(self, split: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    def map(self, split: str, folder: Path) -> tuple[np.ndarray, ...]:
         paths = self._find_files(split, folder)
         whole = paths[0]
         if len(paths) > 1:  # a memory map needs one file
@@ -139,5 +139,5 @@ class CifarFiles(ImageParts):
                         file.write(path.read_bytes())
         return self._split(np.memmap(whole, np.uint8, mode="r"), whole)
 
-    def _split(self, data: np.ndarray, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    def _split(self, data: np.ndarray, path: Path) -> tuple[np.ndarray, ...]:
         return image_formats.split_cifar_records(data, path, self.label_bytes)

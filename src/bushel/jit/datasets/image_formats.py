@@ -56,17 +56,17 @@ def map_idx(path: Path, magic: int) -> np.ndarray:
     return np.memmap(path, np.uint8, mode="r", offset=offset, shape=shape)
 
 
-def split_cifar_records(data: np.ndarray, path: Path, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split records of CIFAR's binary version into images (rows, columns, colours) and labels.
+def split_cifar_records(data: np.ndarray, path: Path, label_bytes: int) -> tuple[np.ndarray, ...]:
+    """Split records of CIFAR's binary version into images (rows, columns, colours), fine labels and coarse labels.
 
-    A record has `label_bytes` labels. The last one is the fine label.
+    A record has `label_bytes` labels. The last one is the fine label. With one label there are no coarse ones.
     """
     size = label_bytes + math.prod(CIFAR_SHAPE)
     if not data.size or data.size % size:
         raise DamagedFile(f"{path} has {data.size} bytes, which is not a multiple of a record's {size} bytes.")
     records = data.reshape(-1, size)
     images = records[:, label_bytes:].reshape(-1, *CIFAR_SHAPE).transpose(0, 2, 3, 1)
-    return images, records[:, label_bytes - 1]
+    return images, *(records[:, place] for place in reversed(range(label_bytes)))
 
 
 def _check_size(path: Path, count: int, wanted: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
-from bushel.trajectory.array_episodes.array_files import ArrayFile, describing_damage, find_versions
+from bushel.trajectory.array_episodes.array_files import ArrayFile, describing_damage, find_versions, list_datasets
 from bushel.trajectory.array_episodes.builder import ArrayEpisodesBuilder, Layout, Tree, repeat_text
 from bushel.trajectory.array_episodes.finding import find_episode_files, number_files
 from bushel.trajectory.array_episodes.robomimic import check_choice, read_numbers
@@ -60,8 +60,7 @@ class _Aloha(Layout):
         file, where = self.episodes[number][0], self.describe(number)
         content = file.open()
         with describing_damage(file.shown):
-            arrays: dict[str, Any] = {}
-            content.visititems(lambda name, item: arrays.__setitem__(name, item) if hasattr(item, "shape") else None)
+            arrays = list_datasets(content, content)
             is_sim = bool(content.attrs.get("sim", False))
         if "action" not in arrays:
             raise ValueError(f"{where} has no 'action'; it has {sorted(arrays)}. Is it a file of ALOHA?")

@@ -23,6 +23,7 @@ from bushel.base.errors import DamagedFile
 from bushel.sources import file_access, local_files, paths
 from bushel.sources.array_files import load_arrays
 from bushel.sources.hdf5 import check_chunks
+from bushel.sources.hdf5_links import OtherFile, check_inside
 from bushel.sources.optional_packages import import_package
 
 _OPEN_FILES = 64
@@ -61,6 +62,15 @@ class ArrayFile:
         return _pool().open(self).array(name)
 
 
+def list_datasets(group: Any, file: Any) -> dict[str, Any]:
+    """All datasets of a group of an open HDF5 file, by their paths in it. One that lies in another file is an error."""
+    found: dict[str, Any] = {}
+    group.visititems(lambda name, item: found.__setitem__(name, item) if hasattr(item, "shape") else None)
+    for name, item in found.items():
+        check_inside(item, name, file)
+    return found
+
+
 def find_versions(kind: Kind, paths: list[str], options: redact.Options) -> list[ArrayFile]:
     """The files with the versions that they have now."""
     return [ArrayFile(kind, path, file_access.fingerprint_files([path], options)[0], options) for path in paths]
@@ -70,7 +80,8 @@ class _Open:
     """An open file, with those of its arrays that were read before."""
 
     def __init__(self, file: ArrayFile):
-        self._is_local_hdf5 = file.kind == "hdf5" and not paths.is_url(file.path)
+        self._is_hdf5 = file.kind == "hdf5"
+        self._is_local_hdf5 = self._is_hdf5 and not paths.is_url(file.path)
         self._shown = file.shown
         self.content: Any = (
             _open_hdf5(file) if file.kind == "hdf5" else load_arrays(file.path, storage_options=file.options)
@@ -83,6 +94,8 @@ class _Open:
             array = self.content[name]
             if not hasattr(array, "shape"):
                 raise KeyError(f"{name!r} is a group")
+            if self._is_hdf5:
+                check_inside(array, name, self.content)
             if self._is_local_hdf5:
                 with describing_damage(self._shown):
                     check_chunks(array, name)
@@ -112,6 +125,8 @@ def describing_damage(shown: str, kind: str = "HDF5") -> Iterator[None]:
         yield
     except (ImportError, DamagedFile):
         raise
+    except OtherFile as error:
+        raise OtherFile(f"{shown}: {error}") from None
     except Exception as error:
         raise DamagedFile(f"{shown} is not a complete {kind} file: {error}") from error
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
-from bushel.trajectory.array_episodes.array_files import ArrayFile, describing_damage, find_versions
+from bushel.sources.hdf5_links import check_inside
+from bushel.trajectory.array_episodes.array_files import ArrayFile, describing_damage, find_versions, list_datasets
 from bushel.trajectory.array_episodes.builder import ArrayEpisodesBuilder, Layout, Tree, is_image, repeat_text
 from bushel.trajectory.array_episodes.finding import find_file, sort_by_number
 from bushel.trajectory.array_episodes.stored_frames import StoredFrames
@@ -58,9 +59,11 @@ class _Robomimic(Layout):
                 for name in content.get("data", {})
                 if re.fullmatch(r".*\d+", name) and hasattr(content["data"][name], "keys")
             ]
+            stored = dict(content.get("mask", {}).items())
+            for split, names in stored.items():
+                check_inside(names, f"mask/{split}", content)
             masks = {
-                split: [_as_text(entry) for entry in np.ravel(names[()]).tolist()]
-                for split, names in content.get("mask", {}).items()
+                split: [_as_text(entry) for entry in np.ravel(names[()]).tolist()] for split, names in stored.items()
             }
             arguments = _parse_json(content["data"].attrs.get("env_args")) if groups else {}
         if not groups:
@@ -75,7 +78,7 @@ class _Robomimic(Layout):
         frequency = arguments.get("env_kwargs", {}).get("control_freq") if isinstance(arguments, dict) else None
         self.fps = float(frequency) if isinstance(frequency, (int, float)) else None
         with describing_damage(file.shown):
-            first = _list_arrays(content[f"data/{demos[0]}"])
+            first = list_datasets(content[f"data/{demos[0]}"], content)
         keys = [key for key, array in first.items() if _is_frame(key, array)]
         self.frames = StoredFrames(self.episodes, keys)
         self._keys = keys
@@ -85,7 +88,7 @@ class _Robomimic(Layout):
         content = self._file.open()
         with describing_damage(self._file.shown):
             group = content[f"data/{self._demos[number]}"]
-            arrays = _list_arrays(group)
+            arrays = list_datasets(group, content)
             stated = group.attrs.get("num_samples", len(arrays["actions"]) if "actions" in arrays else 0)
             words = _parse_json(group.attrs.get("ep_meta"))
         if not isinstance(stated, (int, np.integer)) or stated < 0:
@@ -142,13 +145,6 @@ def _number_splits(masks: dict[str, list[str]], demos: list[str], file: ArrayFil
     if "train" not in splits:
         splits = {"train": np.arange(len(demos)), **splits}
     return splits
-
-
-def _list_arrays(group: Any) -> dict[str, Any]:
-    """All arrays of a group, by their paths in it."""
-    found: dict[str, Any] = {}
-    group.visititems(lambda name, item: found.__setitem__(name, item) if hasattr(item, "shape") else None)
-    return found
 
 
 def _is_frame(key: str, array: Any) -> bool:

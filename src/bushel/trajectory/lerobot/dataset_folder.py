@@ -25,6 +25,7 @@ from bushel.base import redact
 from bushel.base.errors import DamagedFile
 from bushel.sources import file_access, local_files, paths
 from bushel.sources.optional_packages import import_package
+from bushel.sources.parquet_sizes import remember_footer
 from bushel.sources.paths import Options, Path
 from bushel.trajectory.lerobot.depth_code import DepthCode, is_depth, read_depth_code
 from bushel.trajectory.lerobot.path_templates import fill_template
@@ -216,12 +217,14 @@ class LeRobotFolder:
         arrow: Any = import_package("pyarrow", "parquet", "LeRobot data sets")
         file = file_access.open_file(self.address(name), self.options)
         try:
-            return parquet.ParquetFile(io.BufferedReader(local_files.FileStream(file), 1 << 16))
+            found = parquet.ParquetFile(io.BufferedReader(local_files.FileStream(file), 1 << 16))
         except (arrow.ArrowException, OSError) as error:
             raise DamagedFile(
                 f"{self._show(name)} is not a complete Parquet file: {error} A recording that was stopped before "
                 "finalize() leaves such files."
             ) from error
+        remember_footer(found, file)
+        return found
 
     def _list(self, template: str, pattern: str) -> list[str]:
         """The names of the files that a pattern finds. Of a web server, which cannot list, files numbered in order."""

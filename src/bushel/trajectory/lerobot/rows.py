@@ -17,6 +17,7 @@ from bushel.base import redact
 from bushel.base.errors import DamagedFile
 from bushel.base.progress import Progress
 from bushel.sources.optional_packages import import_package
+from bushel.sources.parquet_sizes import check_sizes
 from bushel.trajectory.lerobot.column_values import convert_column
 from bushel.trajectory.lerobot.dataset_folder import DEFAULT_COLUMNS, Feature, LeRobotFolder
 
@@ -108,12 +109,16 @@ def _read_file(
     there = file.schema_arrow.names
     stated = {*folder.info["features"], *DEFAULT_COLUMNS}
     extra |= dict.fromkeys(column for column in there if column not in stated)
+    if twice := next((feature.name for feature in wanted if there.count(feature.name) > 1), None):
+        raise DamagedFile(f"{shown} has {there.count(twice)} columns {twice!r}, of which only one can be read.")
     missing = [feature.name for feature in wanted if feature.name not in there]
     if missing:
         raise DamagedFile(
             f"{shown} has another schema than meta/info.json: it has no column {', '.join(map(repr, missing))}; it "
             f"has {', '.join(map(repr, there))}."
         )
+    for number in range(file.metadata.num_row_groups):
+        check_sizes(file, shown, number, [feature.name for feature in wanted])
     try:
         table = file.read(columns=[feature.name for feature in wanted])
     except (arrow.ArrowException, OSError) as error:

@@ -201,6 +201,12 @@ def _describe(entry: Any) -> dict[str, Any]:
 
 def _make_array(value: Any, where: str) -> np.ndarray:
     """A value as an array of numbers, or as an array of objects: bytes and handles."""
+    parts = value if isinstance(value, (list, tuple)) else (value,)
+    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        raise TypeError(
+            f"{where} is a masked array, whose mask cannot be saved. Map it to `x.filled(value)`, and save "
+            "`np.ma.getmaskarray(x)` under a key of its own."
+        )
     if isinstance(value, (bytes, str, Encoded)):
         value = to_objects([value]).reshape(())
     elif isinstance(value, (list, tuple)) and value and all(isinstance(item, (bytes, str, Encoded)) for item in value):
