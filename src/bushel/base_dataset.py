@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from bushel.base import checks
+from bushel.base import checks, hints
 from bushel.base import transforms as tf
 from bushel.base.contract import optional
 from bushel.base.lazy import Lazy
@@ -150,26 +150,81 @@ class Dataset(abc.ABC):
         )
 
     if not TYPE_CHECKING:  # so that a type checker still reports missing names
+        __next__ = hints.Unsupported(
+            "A dataset is not an iterator. Write `it = iter(ds)` once, then `next(it)` for each element."
+        )
+
+        def __dir__(self) -> list[str]:
+            return hints.list_names(self)
 
         def __getattr__(self, name: str) -> Any:
-            """Explains a method that only the other kind of dataset has. Python calls this only for missing names."""
-            if any(name in kind.__dict__ for kind in type(self).__mro__):
-                return object.__getattribute__(self, name)  # a property has failed: this raises its error again
-            raise AttributeError(_explain_missing(self, name), name=name, obj=self)
+            """Explains a name that is missing. Python calls this only for missing names."""
+            kind, others, ways_out = _kinds_of(self)
+            of_other_kind = not name.startswith("_") and any(_has(other, name) for other in others)
+            if of_other_kind and not _has(type(self), name):
+                raise hints.no_attribute(self._explain_method_of_other_kind(name), name)
+            hints.raise_missing(self, kind, name, ways_out, hints.DATASET)
 
 
 def name_kind(value: Any) -> str:
     """What a user would call a value: "a MapDataset" or "an IterDataset" for any class of these, else its own class."""
-    kind = next((kind for kind in Dataset.__subclasses__() if isinstance(value, kind)), type(value))
+    return name_kind_of(next((kind for kind in Dataset.__subclasses__() if isinstance(value, kind)), type(value)))
+
+
+def name_kind_of(kind: type) -> str:
+    """The name of a class with its article."""
     return f"{'an' if kind.__name__[0] in 'AEIOaeio' else 'a'} {kind.__name__}"
 
 
-def _explain_missing(dataset: Dataset, name: str) -> str:
-    """The text of an AttributeError. Where the other kind of dataset has the method, it says how to get there."""
+def _has(kind: type, name: str) -> bool:
+    """Whether instances of a class have a name. `hasattr(kind, name)` also finds functions of its metaclass."""
+    return any(name in each.__dict__ for each in kind.__mro__)
+
+
+def _kinds_of(dataset: Dataset) -> tuple[str, list[type[Dataset]], Mapping[str, str]]:
+    """The name of the kind of a dataset, the other kinds, and the ways out for names that this kind has not."""
     others = [kind for kind in Dataset.__subclasses__() if not isinstance(dataset, kind)]
-    if name.startswith("_") or not any(hasattr(kind, name) for kind in others):
-        return f"{name_kind(dataset).partition(' ')[2]!r} object has no attribute {name!r}"
-    return dataset._explain_method_of_other_kind(name)
+    name = name_kind(dataset).partition(" ")[2]
+    return name, others, hints.ITER_DATASET if name == "IterDataset" else hints.MAP_DATASET
+
+
+class DatasetMeta(abc.ABCMeta):
+    """What the metaclasses of both kinds share: what they say of names and calls that do not exist."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls.__abstractmethods__:  # type: ignore[attr-defined]
+            raise TypeError(_explain_abstract(cls))
+        return super().__call__(*args, **kwargs)
+
+    if not TYPE_CHECKING:
+
+        def __repr__(cls) -> str:
+            shown = cls.__dict__.get("_shown_as")
+            return super().__repr__() if shown is None else f"<class 'bushel.{shown}'>"
+
+        def __getattr__(cls, name: str) -> Any:
+            """Explains functions such as `from_tensor_slices`, which make a dataset in other libraries."""
+            kind = next((kind for kind in Dataset.__subclasses__() if issubclass(cls, kind)), cls)
+            own = hints.ITER_DATASET if kind.__name__ == "IterDataset" else {}
+            ways_out = {key: text.format("bushel.MapDataset") for key, text in hints.CLASS.items()}
+            text = hints.missing(cls.__name__, name, (ways_out, own), _names_of(cls, name))
+            raise hints.no_attribute(text.replace(f"{cls.__name__!r} object", f"type object {cls.__name__!r}"), name)
+
+
+def _names_of(kind: type, name: str) -> list[str]:
+    return [] if name.startswith("_") else [*dir(kind), *dir(type(kind))]
+
+
+def _explain_abstract(kind: type) -> str:
+    """What to write instead of `MapDataset([1, 2, 3])`, or into a subclass that lacks methods."""
+    methods = " and ".join(f"`{name}`" for name in sorted(kind.__abstractmethods__))  # type: ignore[attr-defined]
+    if kind not in Dataset.__subclasses__():
+        return f"{kind.__name__} needs the method{'s' * (' and ' in methods)} {methods} before it can be used."
+    stream = ".to_iter_dataset()" if kind.__name__ == "IterDataset" else ""
+    return (
+        f"Write bushel.MapDataset.source(records){stream} to make {name_kind_of(kind)} of records, or a subclass with "
+        f"{methods} for one of your own."
+    )
 
 
 @functools.singledispatch
