@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import inspect
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -191,12 +192,18 @@ def _kinds_of(dataset: Dataset) -> tuple[str, list[type[Dataset]], Mapping[str, 
 class DatasetMeta(abc.ABCMeta):
     """What the metaclasses of both kinds share: what they say of names and calls that do not exist."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls.__abstractmethods__:  # type: ignore[attr-defined]
-            raise TypeError(_explain_abstract(cls))
-        return super().__call__(*args, **kwargs)
+    if not TYPE_CHECKING:  # a type checker knows what a class makes, and reports missing names
 
-    if not TYPE_CHECKING:
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls.__abstractmethods__:
+                raise TypeError(_explain_abstract(cls))
+            return super().__call__(*args, **kwargs)
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            """The arguments of `__init__`, which `__call__` would hide."""
+            whole = inspect.signature(cls.__init__)  # type: ignore[misc]
+            return whole.replace(parameters=list(whole.parameters.values())[1:])
 
         def __repr__(cls) -> str:
             shown = cls.__dict__.get("_shown_as")
@@ -219,11 +226,11 @@ def _explain_abstract(kind: type) -> str:
     """What to write instead of `MapDataset([1, 2, 3])`, or into a subclass that lacks methods."""
     methods = " and ".join(f"`{name}`" for name in sorted(kind.__abstractmethods__))  # type: ignore[attr-defined]
     if kind not in Dataset.__subclasses__():
-        return f"{kind.__name__} needs the method{'s' * (' and ' in methods)} {methods} before it can be used."
+        return f"{kind.__name__} is abstract as long as it lacks {methods}: write the method{'s' * (' and ' in methods)}."
     stream = ".to_iter_dataset()" if kind.__name__ == "IterDataset" else ""
     return (
-        f"Write bushel.MapDataset.source(records){stream} to make {name_kind_of(kind)} of records, or a subclass with "
-        f"{methods} for one of your own."
+        f"{kind.__name__} is abstract. Write `bushel.MapDataset.source(records){stream}` for {name_kind_of(kind)} of "
+        f"records, or a subclass with {methods} for one of your own."
     )
 
 

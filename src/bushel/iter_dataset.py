@@ -683,10 +683,16 @@ def multithread_prefetch(
 
 
 def _nodes_of(datasets: Sequence[Any], what: str) -> tuple[StreamNode, ...]:
+    if isinstance(datasets, Dataset):
+        raise TypeError(f"IterDataset.{what} takes a list of datasets: write `IterDataset.{what}([a, b])`.")
     for dataset in datasets:
         if not isinstance(dataset, IterDataset):
-            raise TypeError(f"IterDataset.{what} takes IterDatasets, got {name_kind(dataset)}.")
+            way_out = "Call `to_iter_dataset()` on it." if isinstance(dataset, Dataset) else _MAKE_STREAM
+            raise TypeError(f"IterDataset.{what} takes IterDatasets, got {name_kind(dataset)}. {way_out}")
     return tuple(dataset._node for dataset in datasets)
+
+
+_MAKE_STREAM = "Write `MapDataset.source(records).to_iter_dataset()` for records."
 
 
 def _make_cache_key(node: StreamNode, functions: str) -> str:

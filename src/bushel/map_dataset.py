@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeGuard, TypeVar, ove
 
 import numpy as np
 
-from bushel.base import blocks, checks
+from bushel.base import blocks, checks, hints
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, add_note, remove_our_frames
@@ -218,7 +218,8 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
 
     @staticmethod
     def _explain_method_of_other_kind(name: str) -> str:
-        return f"A MapDataset has no `{name}`, an IterDataset has: write `ds.to_iter_dataset().{name}(...)`."
+        instead = f" {hints.MAP_DATASET[name]}" if name in hints.MAP_DATASET else ""
+        return f"A MapDataset has no `{name}`, an IterDataset has: write `ds.to_iter_dataset().{name}(...)`.{instead}"
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -845,12 +846,21 @@ def _take(map_node: MapNode, indices: np.ndarray) -> Block:
 
 
 def _nodes_of(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, ...]:
+    if isinstance(datasets, Dataset):
+        raise TypeError(f"{what} takes a list of datasets: write `MapDataset.{what}([a, b])`.")
     if not datasets:
         raise ValueError(f"{what} needs at least one dataset.")
     for dataset in datasets:
         if not isinstance(dataset, MapDataset):
-            raise TypeError(f"{what} takes MapDatasets, got {name_kind(dataset)}.")
+            raise TypeError(f"{what} takes MapDatasets, got {name_kind(dataset)}. {_make_map_dataset(dataset)}")
     return tuple(dataset._node for dataset in datasets)
+
+
+def _make_map_dataset(value: Any) -> str:
+    """What to write so that a value that is no MapDataset becomes one."""
+    if isinstance(value, IterDataset):
+        return "Call `to_iter_dataset()` after it, or use the functions of IterDataset for streams."
+    return "Write `MapDataset.source(records)` for records."
 
 
 def _choose(

@@ -7,7 +7,6 @@ added to a class for a name in a table, so `dir` and `hasattr` tell the truth.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -88,7 +87,7 @@ DATASET: Mapping[str, str] = {
     "get": "Write `ds[i]`.",
     "get_item": "Write `ds[i]`.",
     "get_state": _POSITION.format("get_state()"),
-    "get_report": _POSITION.format("report()"),
+    "get_report": "An iterator has it: `it = iter(ds)`, then `it.report()`.",
     "group_by_window": "Write `ds.bucket(ds.column(length), boundaries, batch_sizes)` on a MapDataset.",
     "head": "Write `ds[:5]`, or `ds.show()` to look at an element.",
     "info": _SHAPES,
@@ -102,6 +101,7 @@ DATASET: Mapping[str, str] = {
     "make_one_shot_iterator": "Write `it = iter(ds)`.",
     "map_batches": "Write `ds.map(function, vectorized=True)`, or `ds.batch(n).map(function)`.",
     "merge": _JOIN,
+    "mix": _MIX,
     "next": "Write `it = iter(ds)`, then `next(it)`.",
     "num_columns": _SHAPES,
     "num_rows": _LENGTH,
@@ -113,13 +113,14 @@ DATASET: Mapping[str, str] = {
     "ragged_batch": _PADDED,
     "random_shuffle": "Write `ds.shuffle(seed=0)`.",
     "random_split": _SPLIT,
+    "range": "The class makes datasets: write `bushel.MapDataset.range(n)`.",
     "reduce": "Write `functools.reduce(function, ds, start)`.",
     "rejection_resample": "Write `ds.sample(weights, seed=0)` on a MapDataset.",
     "remove_columns": _RENAME,
     "rename": _RENAME,
     "rename_column": _RENAME,
     "rename_columns": _RENAME,
-    "report": _POSITION.format("report()"),
+    "report": "An iterator has it: `it = iter(ds)`, then `it.report()`.",
     "reset": "Write `it = iter(ds)` for a new iterator at the start.",
     "sample_from_datasets": _MIX,
     "save_to_disk": _SAVE,
@@ -130,6 +131,7 @@ DATASET: Mapping[str, str] = {
     "set_format": _FORMAT,
     "set_state": _POSITION.format("set_state(state)"),
     "set_transform": "Write `ds.map(...)`.",
+    "select_from_datasets": "Write `bushel.MapDataset.select_from_datasets([a, b], selection_map)`.",
     "shape": _SHAPES,
     "shard": "Write `ds[index::count]` on a MapDataset: shard `index` of `count`.",
     "shuffle_buffer": "Write `ds.shuffle(seed=0)`: it shuffles all elements, without a buffer.",
@@ -137,6 +139,7 @@ DATASET: Mapping[str, str] = {
     "skip": "Write `ds[n:]`.",
     "snapshot": "Write `ds.save(folder)`, or `.cache(folder)` on a stream.",
     "sort": "Write `ds.order_by(ds.column(lambda element: ...))` on a MapDataset.",
+    "source": "The class makes datasets: write `bushel.MapDataset.source(records)`.",
     "split": _SPLIT,
     "state_dict": _POSITION.format("get_state()"),
     "subset": "Write `ds[a:b]`, or `ds.slice(positions)`.",
@@ -168,10 +171,9 @@ DATASET: Mapping[str, str] = {
 """Names that neither kind of dataset has."""
 
 MAP_DATASET: Mapping[str, str] = {
-    "cache": "Write `ds.to_iter_dataset().cache()`.",
-    "limit": "Write `ds[:n]`.",
+    "limit": "The first elements are also `ds[:n]`.",
 }
-"""Names that a MapDataset has not, where its own way is shorter than through a stream."""
+"""Names that only an IterDataset has, and what a MapDataset has in their place."""
 
 ITER_DATASET: Mapping[str, str] = {
     "enumerate": "Write `.map_with_index(lambda i, element: (i, element))`.",
@@ -189,7 +191,12 @@ ITER_DATASET: Mapping[str, str] = {
 }
 """Names that an IterDataset has not."""
 
-ITERATOR: Mapping[str, str] = {
+_OF_DATASETS = (
+    *("batch", "cache", "describe", "filter", "flat_map", "limit", "map", "map_with_index", "mp_prefetch", "prefetch"),
+    *("random_map", "rebatch", "repeat", "seed", "shuffle", "slice", "to_device", "window_shuffle", "zip"),
+)
+
+ITERATOR: dict[str, str] = {
     "get_next_index": "Write `bushel.experimental.get_next_index(it)`.",
     "load_state_dict": "Write `it.set_state(state)`.",
     "next": "Write `next(it)`.",
@@ -205,6 +212,7 @@ ITERATOR: Mapping[str, str] = {
     "state_dict": "Write `it.get_state()`.",
     "take": "Write `itertools.islice(it, n)`.",
 }
+ITERATOR |= {name: f"A dataset has it: write `ds.{name}(...)` before `iter(ds)`." for name in _OF_DATASETS}
 """Names that the iterator of a dataset has not."""
 
 CLASS: Mapping[str, str] = {
@@ -378,6 +386,8 @@ def missing_in_module(module: str, name: str, names: Iterable[str]) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The public name that is most like `name`, if one is."""
+    import difflib  # here: a program that has all its names right does not need it
+
     known = {each.lower(): each for each in names if not each.startswith("_")}
     close = difflib.get_close_matches(name.lower(), list(known), 1, 0.7)
     return known[close[0]] if close else None
