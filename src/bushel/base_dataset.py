@@ -9,11 +9,12 @@ import abc
 import functools
 import inspect
 import itertools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from bushel.base import checks, hints
+from bushel.base import checks, hints, returns
 from bushel.base import transforms as tf
 from bushel.base.contract import optional
 from bushel.base.lazy import Lazy
@@ -31,6 +32,8 @@ else:
 
 R = TypeVar("R")
 P = ParamSpec("P")
+
+logger = logging.getLogger("bushel")
 
 _SEED_LIMIT = 1 << 32
 
@@ -224,9 +227,11 @@ def _names_of(kind: type, name: str) -> list[str]:
 
 def _explain_abstract(kind: type) -> str:
     """What to write instead of `MapDataset([1, 2, 3])`, or into a subclass that lacks methods."""
-    methods = " and ".join(f"`{name}`" for name in sorted(kind.__abstractmethods__))  # type: ignore[attr-defined]
+    methods = " and ".join(f"`{name}`" for name in sorted(kind.__abstractmethods__))
     if kind not in Dataset.__subclasses__():
-        return f"{kind.__name__} is abstract as long as it lacks {methods}: write the method{'s' * (' and ' in methods)}."
+        return (
+            f"{kind.__name__} is abstract as long as it lacks {methods}: write the method{'s' * (' and ' in methods)}."
+        )
     stream = ".to_iter_dataset()" if kind.__name__ == "IterDataset" else ""
     return (
         f"{kind.__name__} is abstract. Write `bushel.MapDataset.source(records){stream}` for {name_kind_of(kind)} of "
@@ -268,8 +273,32 @@ def _read_element(any_node: Node, index: int) -> Any:
 
 def check_transform(transform: Any, kind: type, name: str) -> Any:
     """Returns `transform`, unless it is neither a function nor a transformation of this kind."""
-    tf.method(transform, kind, name)
+    function = tf.method(transform, kind, name)
+    if (arguments := returns.explain_arguments(function, _ARGUMENTS[name][0])) is not None:
+        shown = tf.short_name(transform)
+        other = " `map_with_index` also gives the index, `random_map` a random generator." if name == "map" else ""
+        raise TypeError(f"`{name}` calls `{_ARGUMENTS[name][1]}`, but {shown} takes {arguments}.{other}")
+    if name in _RETURNING and returns.never_returns(function):
+        logger.warning(
+            "%s(%s): your function returns None for every element, since it has no `return` with a value: "
+            "forgot `return`?",
+            name,
+            tf.locate_transform(transform),
+        )
     return transform
+
+
+_ARGUMENTS = {
+    "column": (1, "function(element)"),
+    "filter": (1, "function(element)"),
+    "flat_map": (1, "function(element)"),
+    "map": (1, "function(element)"),
+    "map_with_index": (2, "function(index, element)"),
+    "random_map": (2, "function(element, rng)"),
+}
+"""How many arguments each operation gives to the user's function, and how such a call reads."""
+_RETURNING = ("map", "map_with_index", "random_map", "column", "filter")
+"""Operations to which a function that always returns None is of no use."""
 
 
 def check_flat_map(transform: Any) -> tf.FlatMap:
@@ -322,5 +351,6 @@ def apply_all(dataset: Any, transformations: Any) -> Any:
             case tf.Filter():
                 dataset = dataset.filter(transform)
             case _:
-                raise NotImplementedError(f"Transformation type: {transform} is not supported.")
+                instead = " For a function write `ds.map(function)`." if callable(transform) else ""
+                raise NotImplementedError(f"Transformation type: {transform} is not supported.{instead}")
     return dataset

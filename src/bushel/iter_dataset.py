@@ -150,7 +150,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
     def __len__(self) -> int:
         """Returns how many elements an iterator gives. Raises TypeError if that is not known without reading.
 
-        If a function returns None in place of an element, there are fewer. An endless stream has `sys.maxsize`.
+        If a function returns None in place of an element, there are fewer. An endless stream has no length.
 
         >>> from bushel import MapDataset
         >>> len(MapDataset.range(10).to_iter_dataset().map(str).batch(4))
@@ -162,6 +162,8 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
                 f"The length of this IterDataset is not known without reading it: {self!r} may drop elements, or is "
                 "read until it ends. On a MapDataset, `where` and `pack` return datasets with a length."
             )
+        if checks.is_endless(length):
+            raise TypeError(f"This IterDataset has no end: {self!r}. Its first elements are `.limit(n)`.")
         return length
 
     if not TYPE_CHECKING:
@@ -445,6 +447,8 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         ([0, 10, 20], [0, 10, 20], 3)
         """
         parent = self._node
+        if parent.length is not None and checks.is_endless(parent.length):
+            raise ValueError(f"{parent.call()} has no end, so it cannot be kept. Call `cache` before `repeat`.")
         store = stores.Memory() if folder is None else stores.Files(folder, storage_options)
         # Computed now: a function may change what it closes over while it runs.
         functions = "" if folder is None else identity.functions_digest(parent)

@@ -246,7 +246,8 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         """
         positions = np.asarray(indices)
         if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
-            raise TypeError(f"take needs a list of integers, got {indices!r}.")
+            first = f" The first {indices} elements are `ds[:{indices}]`." if isinstance(indices, int) else ""
+            raise TypeError(f"take needs a list of integers, got {indices!r}.{first}")
         if not positions.size:
             return []
         return _take(self._node, positions.astype(np.int64))
@@ -780,7 +781,10 @@ class MapPipeline(MapDataset[T_co]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, builtins.slice):
             return self.slice(index)
-        position = words.array([checks.integer(index, "index")])
+        try:
+            position = words.array([checks.integer(index, "index")])
+        except TypeError as error:
+            raise TypeError(f"{error} {_explain_index(index)}".rstrip()) from None
         return blocks.rows_of(_take(self._node, position))[0]
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
@@ -821,7 +825,10 @@ class ZipMapDataset(MapPipeline[T_co]):
         nodes = _nodes_of(parents, "zip")
         lengths = [part.length for part in nodes]
         if len(set(lengths)) != 1:
-            raise ValueError(f"All parents must have the same length. Got lengths {lengths}.")
+            shown = ", ".join("endless" if length >= checks.INFINITE else str(length) for length in lengths)
+            raise ValueError(
+                f"All parents must have the same length. Got lengths [{shown}]. Cut the longer ones: `ds[:length]`."
+            )
         super().__init__(reindex.Zip(nodes))
 
 
@@ -854,6 +861,15 @@ def _nodes_of(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, 
         if not isinstance(dataset, MapDataset):
             raise TypeError(f"{what} takes MapDatasets, got {name_kind(dataset)}. {_make_map_dataset(dataset)}")
     return tuple(dataset._node for dataset in datasets)
+
+
+def _explain_index(index: Any) -> str:
+    """What to write instead of `ds[index]`, if the index looks like one of another library."""
+    if isinstance(index, str):
+        return f"Write `ds[0][{index!r}]` for an entry of one element, `ds.map(lambda x: x[{index!r}])` for all."
+    if isinstance(index, (list, np.ndarray)):
+        return "Write `ds.slice(positions)` for a dataset of several elements, `ds.take(positions)` for the elements."
+    return ""
 
 
 def _make_map_dataset(value: Any) -> str:

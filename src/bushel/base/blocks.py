@@ -251,7 +251,9 @@ def _stack(rows: list[Any]) -> Any:
         return parts[1]([_stack(column) for column in parts[0]])
     kinds = set(map(type, rows))
     if None.__class__ in kinds:
-        raise ValueError("some elements are None; filter them out before batching")
+        raise ValueError(
+            "some elements are None; filter them out before batching: `.filter(lambda x: x is not None)` on a stream"
+        )
     if len(kinds) == 1:
         return _stack_leaves(rows, kinds.pop())
     if any(trees.children(row) is not None for row in rows):  # NumPy would make an array of objects

@@ -529,7 +529,7 @@ def explains_creation(way_out: str = "", **arguments: str) -> Callable[[C], C]:
     """The same as `explains_arguments` for the creation of a class, such as a dataclass of options."""
 
     def decorate(kind: C) -> C:
-        kind.__init__ = explains_arguments(way_out, **arguments)(kind.__init__)  # type: ignore[misc]
+        kind.__init__ = explains_arguments(way_out, **arguments)(kind.__init__)
         return kind
 
     return decorate

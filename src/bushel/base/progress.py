@@ -92,7 +92,7 @@ class Progress:
       delay_s: the bar appears after so many seconds, so that work which is usually quick draws none.
     """
 
-    def __init__(self, name: str, total: int | None, *, unit: str = "", shown: Shown = True, delay_s: float = 0):
+    def __init__(self, name: str, total: int | None, *, unit: str = "", shown: Shown = True, delay_s: float = 1.0):
         self.name, self.total, self._unit, self._delay_s = name, total, unit, delay_s
         receiver = _RECEIVER.get() if _in_main_process else None
         self._callback: Callable[[int, int | None], None] | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import tables
+from bushel.base import checks, tables
 from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress, Shown
 from bushel.base_dataset import wrap
@@ -172,15 +172,23 @@ def measure_elements(
     return found | ({"left out": left_out} if left_out else {})
 
 
+_ENDLESS = (
+    "Statistics of an endless data set cannot be computed. Look at its first elements: `--limit 1000` (in Python "
+    "`limit=1000`), or leave out `repeat()`."
+)
+
+
 def _open_stream(dataset: Any, limit: int | None, workers: int) -> tuple[IterDataset[Any], int | None]:
     total: int | None = None
     if isinstance(dataset, MapDataset):
         if limit is None and is_endless(dataset):
-            raise ValueError("Statistics of an endless data set cannot be computed: pass --limit.")
+            raise ValueError(_ENDLESS)
         dataset = dataset if limit is None else dataset[:limit]
         total = len(dataset)
         stream = dataset.to_iter_dataset()
     else:
+        if limit is None and dataset._node.length is not None and checks.is_endless(dataset._node.length):
+            raise ValueError(_ENDLESS)
         stream = dataset if limit is None else dataset.limit(limit)
         total = limit
     watched = watch_padding(stream._node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 from typing import Any
@@ -30,6 +31,9 @@ _BY_ENDING = {
 _ARRAYS = (".npy", ".npz", ".safetensors")
 _SHARD = re.compile(r"-[\d?*]+(-of-[\d?*]+)?$")
 """What follows the ending in the name of a shard, or in a pattern of them: "train.tfrecord-00000-of-00004"."""
+
+
+_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 class UnknownFormat(ValueError):
@@ -68,11 +72,56 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
     if _file_exists(join_path(text, "dataset_info.json"), storage_options):
         tfds = importlib.import_module("bushel.sources.tfds")
         return tfds.TFDSDataSource(text, tfds.get_only_split(text, storage_options), **options)
-    known = ", ".join(ending for endings in (*_BY_ENDING, _ARRAYS) for ending in endings)
-    raise UnknownFormat(
-        f"Bushel does not know the format of {redact.show(text)}: it ends in none of {known}, and it is not a folder "
-        "that ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources."
+    raise UnknownFormat(_explain_unknown(text))
+
+
+def _explain_unknown(text: str) -> str:
+    """Why a path cannot be opened, with the call that opens what is there."""
+    shown = redact.show(text)
+    if "://" not in text and os.path.isdir(text):
+        return _explain_folder(text, shown)
+    if re.fullmatch(r"[\w-]+(/[\w.-]+)?", text) and not os.path.exists(text):
+        return (
+            f"{shown} does not exist here. A data set of the Hugging Face Hub is a source by itself: "
+            f'`bushel.MapDataset.source(datasets.load_dataset("{text}", split="train"))`.'
+        )
+    return (
+        f"Bushel does not know the format of {shown}: it ends in none of {', '.join(_list_endings())}, and it is not a "
+        "folder that ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources; "
+        "`bushel.sources.FileDataSource(path)` reads files of any format as bytes."
     )
+
+
+_SOME = 1000
+"""So many files of a folder are looked at, to see which formats are in it."""
+
+
+def _explain_folder(text: str, shown: str) -> str:
+    """What a folder holds, and the call that opens it."""
+    if os.path.exists(os.path.join(text, "meta", "info.json")):
+        return f"{shown} is a LeRobot data set. Write `bushel.trajectory.LeRobotSource({shown!r})`."
+    files = (os.path.join(above, name) for above, _, names in os.walk(text) for name in names)
+    endings: dict[str, list[str]] = {}
+    for file in itertools.islice(files, _SOME):
+        name = _SHARD.sub("", os.path.basename(file).lower())
+        ending = next((ending for ending in _list_endings() if name.endswith(ending)), os.path.splitext(name)[1])
+        endings.setdefault(ending, []).append(file)
+    if not endings:
+        return f"{shown} is a folder without files."
+    ending, found = max(endings.items(), key=lambda entry: len(entry[1]))
+    folders = "" if all(os.path.dirname(file) == text.rstrip("/") for file in found) else "**/"
+    sharded = "*" if any(not file.lower().endswith(ending) for file in found) else ""
+    pattern = repr(f"{shown.rstrip('/')}/{folders}*{ending}{sharded}")
+    if ending in _list_endings():
+        call = f"`bushel.sources.open({pattern})`"
+    else:
+        decode = ", and decode their bytes with `bushel.sources.decode_image`" if ending in _IMAGES else ""
+        call = f"`bushel.sources.FileDataSource({pattern})` for records of whole files{decode}"
+    return f"{shown} is a folder of {ending or 'other'} files. Write {call}."
+
+
+def _list_endings() -> list[str]:
+    return [ending for endings in (*_BY_ENDING, _ARRAYS) for ending in endings]
 
 
 def _file_exists(path: str, storage_options: dict[str, Any] | None) -> bool:
