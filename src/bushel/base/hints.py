@@ -539,7 +539,9 @@ def _explain_call(
     function: Callable[..., Any], named: Mapping[str, Any], ways_out: Mapping[str, str], way_out: str
 ) -> str | None:
     """The text of a TypeError for a call that does not fit a function; None if there is nothing to add to Python's."""
-    name = function.__qualname__.removesuffix(".__init__")
+    owner, _, method = function.__qualname__.rpartition(".")
+    owner = owner.removesuffix("Meta").lstrip("_") if owner.endswith("Meta") else owner  # a function of the class
+    name = owner if method == "__init__" else f"{owner}.{method}".lstrip(".")
     parameters = inspect.signature(function).parameters
     unknown = [each for each in named if each not in parameters]
     if not unknown:

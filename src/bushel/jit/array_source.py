@@ -12,6 +12,7 @@ import numpy as np
 
 from bushel.base import trees
 from bushel.base.blocks import Columns
+from bushel.base.hints import explains_arguments
 from bushel.jit import record_order
 from bushel.jit.device_columns import get_row_spec, is_column, make_columns, take_rows
 from bushel.jit.pytree import build, child, pytree_dataclass, set_attributes
@@ -45,6 +46,12 @@ class ArraySource(RecordSource):
     columns: Tree = child()
     order: record_order.RecordOrder = child()
 
+    @explains_arguments(
+        "Write `ArraySource(arrays)`.",
+        shuffle='Write `ordering="shuffle"` or `ordering="sequential"`.',
+        seed="Write `loader.init_state(seed)`.",
+        batch_size="Write `DataLoader([source, BatchTransform({0})])`.",
+    )
     def __init__(self, data: Tree, ordering: str = "shuffle", *, where: Any = None, weights: Any = None):
         columns, length = make_columns(data)
         if weights is not None and where is not None:

@@ -303,7 +303,7 @@ def _compose(pipeline: Any) -> Any:
         raise ValueError("A pipeline needs a source, got an empty list.")
     source, *stages = pipeline
     if not is_source(source):
-        raise TypeError(f"A pipeline must begin with a source, got {source!r}.")
+        raise TypeError(f"A pipeline must begin with a source, such as `ArraySource(arrays)`, got {source!r}.")
     for number, stage in enumerate(stages, start=1):
         if not callable(stage):
             raise TypeError(f"Stage {number} of the pipeline must be a transform, got {stage!r}.")

@@ -82,8 +82,9 @@ def _explain_unknown(text: str) -> str:
         return _explain_folder(text, shown)
     if re.fullmatch(r"[\w-]+(/[\w.-]+)?", text) and not os.path.exists(text):
         return (
-            f"{shown} does not exist here. A data set of the Hugging Face Hub is a source by itself: "
-            f'`bushel.MapDataset.source(datasets.load_dataset("{text}", split="train"))`.'
+            f"{shown} does not exist here. For a data set of the Hugging Face Hub, write "
+            f'`bushel.MapDataset.source(datasets.load_dataset("{text}", split="train"))`, or open the folder that '
+            f'`huggingface_hub.snapshot_download("{text}", repo_type="dataset")` returns.'
         )
     return (
         f"Bushel does not know the format of {shown}: it ends in none of {', '.join(_list_endings())}, and it is not a "
@@ -107,7 +108,7 @@ def _explain_folder(text: str, shown: str) -> str:
         ending = next((ending for ending in _list_endings() if name.endswith(ending)), os.path.splitext(name)[1])
         endings.setdefault(ending, []).append(file)
     if not endings:
-        return f"{shown} is a folder without files."
+        return f"{shown} is a folder without files. Name the folder or the files that hold the data."
     ending, found = max(endings.items(), key=lambda entry: len(entry[1]))
     folders = "" if all(os.path.dirname(file) == text.rstrip("/") for file in found) else "**/"
     sharded = "*" if any(not file.lower().endswith(ending) for file in found) else ""

@@ -49,6 +49,8 @@ def _make_source(value: Any) -> str:
         )
     if isinstance(value, (set, frozenset)):
         return "A set has no order: pass `sorted(...)` of it."
+    if hasattr(value, "_node"):
+        return "It is a dataset already: use it without `source`."
     if isinstance(value, Iterable):
         return (
             "Pass `list(...)` of it if the records fit into memory. For data that can only be read in order, write an "
