@@ -332,8 +332,8 @@ ARGUMENTS = {
     "source of a number": (
         lambda g: g.MapDataset.source(3),
         TypeError,
-        "A source needs `__len__` and `__getitem__`, got int. For data that can only be read in order, write an "
-        "IterDataset.",
+        "A source needs `__len__` and `__getitem__`, got int. Pass a list, an array, or a source of bushel.sources. "
+        "For data that is read in order, write an IterDataset.",
     ),
     "source of a generator": (
         lambda g: g.MapDataset.source(x for x in "ab"),

@@ -276,7 +276,11 @@ def check_transform(transform: Any, kind: type, name: str) -> Any:
     function = tf.method(transform, kind, name)
     if (arguments := returns.explain_arguments(function, _ARGUMENTS[name][0])) is not None:
         shown = tf.short_name(transform)
-        other = " `map_with_index` also gives the index, `random_map` a random generator." if name == "map" else ""
+        other = {
+            "map": " `map_with_index` also gives the index, `random_map` a random generator.",
+            "map_with_index": " `map` gives the element alone.",
+            "random_map": " `map` gives the element alone.",
+        }.get(name, "")
         raise TypeError(f"`{name}` calls `{_ARGUMENTS[name][1]}`, but {shown} takes {arguments}.{other}")
     if name in _RETURNING and returns.never_returns(function):
         logger.warning(
@@ -352,5 +356,5 @@ def apply_all(dataset: Any, transformations: Any) -> Any:
                 dataset = dataset.filter(transform)
             case _:
                 instead = " For a function write `ds.map(function)`." if callable(transform) else ""
-                raise NotImplementedError(f"Transformation type: {transform} is not supported.{instead}")
+                raise NotImplementedError(f"Transformation type: {tf.short_name(transform)} is not supported.{instead}")
     return dataset

@@ -421,6 +421,8 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(10).shuffle(seed=42))
         [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
         """
+        if isinstance(seed, bool):
+            raise TypeError(f"Seed must be an integer, got {seed} of type bool. Write `ds.shuffle(seed=0)`.")
         return MapPipeline(reindex.Shuffle(self._node, derive_seed(self, seed, "shuffle")))
 
     @explains_arguments("Write `ds.window_shuffle(1000, seed=0)`.", buffer_size="Write `window_size={0}`.")
@@ -825,7 +827,7 @@ class ZipMapDataset(MapPipeline[T_co]):
         nodes = _nodes_of(parents, "zip")
         lengths = [part.length for part in nodes]
         if len(set(lengths)) != 1:
-            shown = ", ".join("endless" if length >= checks.INFINITE else str(length) for length in lengths)
+            shown = ", ".join("endless" if checks.is_endless(length) else str(length) for length in lengths)
             raise ValueError(
                 f"All parents must have the same length. Got lengths [{shown}]. Cut the longer ones: `ds[:length]`."
             )

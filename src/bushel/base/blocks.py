@@ -354,7 +354,7 @@ def _stack_arrays(rows: list[np.ndarray]) -> np.ndarray:
     except TypeError:  # one has no axis at all
         lengths = set()
     if len(lengths) != 1:
-        raise ValueError("first axes of different lengths")
+        raise ValueError("first axes of different lengths: pad them in `map`, or with `batch_fn=...`")
     out = memory.output((len(rows), *shape), dtype)
     try:
         # Along an existing axis, concatenation copies row after row without a new view of each; it checks the

@@ -552,8 +552,9 @@ def _explain_call(
         ]
         lacks = f" It needs `{'` and `'.join(missing_names)}`." if missing_names else ""
         return f"This is not how {name} is called.{lacks} {way_out}" if way_out else None
-    said = [f"{name} has no argument `{each}`." for each in unknown]
+    said = []
     for each in unknown:
+        said.append(f"{name} has no argument `{each}`.")
         if each in ways_out:
             said.append(ways_out[each].format(repr(named[each])))
         elif near := nearest(each, parameters):

@@ -63,26 +63,14 @@ def _measure(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 
 
 def _break(text: str, width: int) -> list[str]:
-    """The lines of a cell. Words stay whole, where they fit; lines after the first are indented by one."""
-    return textwrap.wrap(text, width, subsequent_indent=" ", break_on_hyphens=False) or [""]
-
-
-def as_html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same as an HTML table. Texts are escaped.
-
-    >>> as_html(["a"], [["<b>"]])
-    '<table><tr><th>a</th></tr><tr><td><code>&lt;b&gt;</code></td></tr></table>'
-    """
-    lines = [f"<tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in head)}</tr>"]
-    for row in rows:
-        lines.append(f"<tr>{''.join(f'<td><code>{html.escape(cell)}</code></td>' for cell in row)}</tr>")
-    return f"<table>{''.join(lines)}</table>"
-
-
-def paragraph(text: str) -> str:
-    """A text as an HTML paragraph, with its line breaks.
-
-    >>> paragraph("a < b")
-    '<p>a &lt; b</p>'
-    """
-    return f"<p>{html.escape(text).replace(chr(10), '<br>')}</p>"
+    """The lines of a cell, broken after commas where that is possible. Lines after the first are indented by one."""
+    lines: list[str] = []
+    for part in text.split(", "):
+        if lines and len(lines[-1]) + len(part) + 3 <= width:
+            lines[-1] += f", {part}"
+            continue
+        if lines:
+            lines[-1] += ","
+        indent = " " if lines else ""
+        lines += textwrap.wrap(part, width - 1, initial_indent=indent, subsequent_indent=" ", break_on_hyphens=False)
+    return lines or [""]

@@ -20,6 +20,7 @@ from bushel.view.paths import explain_folder
 from bushel.view.scripts import is_python_target, is_script, show_target
 from bushel.view.targets import as_dataset, load_target
 
+_TARGETS = "Name a file, a folder, a pattern such as 'data/*.parquet', or a dataset in a script: train.py:make_dataset."
 _STREAMS = {(".tfrecord.gz", ".tfrecords.gz"): "TFRecord, compressed", (".tar",): "WebDataset (tar)"}
 _TABLES = {(".arrow", ".feather", ".ipc"): "Arrow", (".lance",): "Lance"}
 _STORES = {(".h5", ".hdf5"): "HDF5", (".zarr",): "Zarr"}
@@ -56,7 +57,7 @@ def inspect_target(
         return _inspect_tfds(facts, path, given, scan)
     files = _find_files(path, given)
     if files == [path] and not is_url(path) and not os.path.exists(path):
-        raise FileNotFoundError(f"{facts.target} does not exist.")
+        raise FileNotFoundError(f"{facts.target} does not exist. {_TARGETS}")
     return _inspect_files(facts, files, given, scan)
 
 
@@ -178,7 +179,7 @@ def _inspect_files(
         if is_web(first):
             raise explain_web_folder(first)
         if is_url(first) and not file_exists(first, options):
-            raise FileNotFoundError(f"{redact.show(first)} does not exist.")
+            raise FileNotFoundError(f"{redact.show(first)} does not exist. {_TARGETS}")
         raise ValueError(
             f"Bushel does not know the format of {redact.show(first)}: it ends in none of {', '.join(sorted(_KNOWN))}."
         )

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bushel.base import trees
+from bushel.base import checks, trees
 from bushel.base.blocks import Columns
 from bushel.base.hints import explains_arguments
 from bushel.jit import record_order
@@ -126,6 +126,8 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Tree:
         raise TypeError(f"dataset_to_jax takes a data set with __len__ and __getitem__, got {type(dataset).__name__}.")
     if len(dataset) == 0:
         raise ValueError("dataset_to_jax needs at least one element, got an empty data set.")
+    if checks.is_endless(len(dataset)):
+        raise ValueError("dataset_to_jax takes all elements, but this data set has no end: leave out `repeat()`.")
     if hasattr(dataset, "arrays"):
         stacked = dataset.arrays()
     else:

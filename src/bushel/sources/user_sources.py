@@ -28,9 +28,8 @@ def check_source(source: Any, what: str) -> None:
         raise TypeError(f"{what} needs `__len__` and `__getitem__`, got {name}. {_make_source(source)}")
     if isinstance(source, str):
         raise TypeError(
-            f"{what} holds records, but {redact.clean(repr(source))} is a str. If it names files, open them with the "
-            "source of their format, such as bushel.sources.ArrayRecordDataSource. If its characters are the "
-            "records, pass list(text)."
+            f"{what} holds records, but {redact.clean(repr(source))} is a str. If it names files, open them: "
+            "`bushel.MapDataset.source(bushel.sources.open(path))`. If its characters are the records, pass list(text)."
         )
     if isinstance(source, Mapping) and isinstance(next(iter(source), 0), str):
         names = ", ".join(map(repr, list(source)[:8]))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bushel.base import checks, hints, trees
+from bushel.base.hints import explains_arguments
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions, WorkerOptions
 from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
@@ -262,6 +263,7 @@ class TrajectoryDataset:
             )
         return self._replace(seed=checks.seed(seed))
 
+    @explains_arguments("Write `ds.batch(256)`.")
     def batch(self, batch_size: int, drop_remainder: bool = False) -> TrajectoryDataset:
         """Batches of consecutive frames, with stacked leaves."""
         if not self.is_flattened:
@@ -396,6 +398,7 @@ class TrajectoryDataset:
     def __iter__(self) -> DatasetIterator[Any]:
         return self.iterator()
 
+    @explains_arguments("Write `ds.iterator(workers=4)`.", num_workers="Write `workers={0}`.")
     def iterator(
         self, prefetch: int = 0, *, workers: int | None = 0, options: WorkerOptions | None = None
     ) -> DatasetIterator[Any]:
