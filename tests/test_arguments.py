@@ -348,8 +348,8 @@ ARGUMENTS = {
     "source of a text": (
         lambda g: g.MapDataset.source("train-*.array_record"),
         TypeError,
-        "A source holds records, but 'train-*.array_record' is a str. If it names files, open them with the source of "
-        "their format, such as bushel.sources.ArrayRecordDataSource",
+        "A source holds records, but 'train-*.array_record' is a str. If it names files, open them: "
+        "`bushel.MapDataset.source(bushel.sources.open(path))`.",
     ),
     "source of splits": (
         lambda g: g.MapDataset.source({"train": [1, 2], "test": [3]}),

@@ -727,6 +727,11 @@ def test_no_sentence_has_a_private_name(sentence):
     assert not PRIVATE.search(sentence)
 
 
+@pytest.mark.parametrize("sentence", [sentence for _, sentence in ALL])
+def test_each_sentence_has_a_way_out(sentence):
+    assert re.search(r"`|Did you mean|[Nn]ame |[Pp]ass |[Ww]rite |one of |[Cc]all |For one device", sentence)
+
+
 def _make_table() -> str:
     lines = []
     for title, entries in MISTAKES.items():

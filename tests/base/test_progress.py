@@ -10,7 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from terminals import last_drawn, run_on_terminal
+from terminals import BARS_AT_ONCE, last_drawn, run_on_terminal
 
 import bushel
 from bushel.base import progress as module
@@ -19,9 +19,7 @@ from bushel.trajectory import RLDSBuilder, get_dataset_statistics
 from bushel.trajectory.conversion import convert_episodes
 from bushel.trajectory.single_pass import iterate_once
 
-AT_ONCE = "from bushel.base import progress\nprogress.BAR_AFTER_S = 0\n"
-"""Bars of work that takes less than a second."""
-COLUMN = f"{AT_ONCE}import bushel\nbushel.MapDataset.range(500).column(lambda x: x * x)"
+COLUMN = f"{BARS_AT_ONCE}import bushel\nbushel.MapDataset.range(500).column(lambda x: x * x)"
 
 
 class Clock:
@@ -97,7 +95,7 @@ def test_tqdm_can_be_turned_off_from_outside():
 
 
 def test_a_bar_ends_its_line_after_an_error():
-    script = f"{AT_ONCE}import bushel\nbushel.MapDataset.range(500).column(lambda x: 1 // (x - 70))"
+    script = f"{BARS_AT_ONCE}import bushel\nbushel.MapDataset.range(500).column(lambda x: 1 // (x - 70))"
     code, _, screen = run_on_terminal("-c", script)
     assert code == 1
     assert any(line.startswith("column <lambda>:") and "/500" in line for line in last_drawn(screen))
@@ -211,7 +209,7 @@ bushel.MapDataset.range(40).map(read).save(sys.argv[1], format="tfrecord", optio
 
 
 def test_workers_draw_no_bars(tmp_path):
-    code, _, screen = run_on_terminal("-c", AT_ONCE + SAVING, tmp_path / "saved")
+    code, _, screen = run_on_terminal("-c", BARS_AT_ONCE + SAVING, tmp_path / "saved")
     assert code == 0, screen
     (line,) = last_drawn(screen)
     assert line.startswith("saving saved: 100%") and "40/40" in line

@@ -35,6 +35,27 @@ def as_text(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
     return "\n".join(lines)
 
 
+def as_html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same as an HTML table. Texts are escaped.
+
+    >>> as_html(["a"], [["<b>"]])
+    '<table><tr><th>a</th></tr><tr><td><code>&lt;b&gt;</code></td></tr></table>'
+    """
+    lines = [f"<tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in head)}</tr>"]
+    for row in rows:
+        lines.append(f"<tr>{''.join(f'<td><code>{html.escape(cell)}</code></td>' for cell in row)}</tr>")
+    return f"<table>{''.join(lines)}</table>"
+
+
+def paragraph(text: str) -> str:
+    """A text as an HTML paragraph, with its line breaks.
+
+    >>> paragraph("a < b")
+    '<p>a &lt; b</p>'
+    """
+    return f"<p>{html.escape(text).replace(chr(10), '<br>')}</p>"
+
+
 def find_width() -> int:
     """How wide a printed table may be: as the terminal, or 120 where there is none."""
     return max(60, shutil.get_terminal_size((120, 24)).columns)
@@ -64,6 +85,8 @@ def _measure(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 
 def _break(text: str, width: int) -> list[str]:
     """The lines of a cell, broken after commas where that is possible. Lines after the first are indented by one."""
+    if len(text) <= width:
+        return [text]
     lines: list[str] = []
     for part in text.split(", "):
         if lines and len(lines[-1]) + len(part) + 3 <= width:

@@ -12,6 +12,8 @@ from bushel.graph.node import MapNode, Node
 from bushel.graph.streams import StreamNode
 
 _WIDTH = 100
+_LONG = 80
+"""The shapes of an element in a table are not written again if they are longer than this."""
 
 
 def text(node: Node) -> str:
@@ -38,7 +40,15 @@ class Description:
     """For each step: the call, the number of elements, and the shapes of an element; "" where one is not known."""
 
     def __repr__(self) -> str:
-        return tables.as_text(_HEAD, self.steps, left=3, width=tables.find_width())
+        return tables.as_text(_HEAD, self._shorten(), left=3, width=tables.find_width())
+
+    def _shorten(self) -> list[tuple[str, str, str]]:
+        """The rows, without the shapes of an element where they are long and those of the row before."""
+        before = [None, *(element for *_, element in self.steps)]
+        return [
+            (call, length, "(the same)" if element == last and len(element) > _LONG else element)
+            for (call, length, element), last in zip(self.steps, before)
+        ]
 
     def _repr_html_(self) -> str:
         return tables.as_html(_HEAD, self.steps)

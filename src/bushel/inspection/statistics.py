@@ -15,6 +15,7 @@ from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress, Shown
 from bushel.base_dataset import wrap
 from bushel.dataset import IterDataset, MapDataset
+from bushel.graph.portions import Limit, RepeatStream
 from bushel.sources.tf_example import decode_example
 from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.module_spec import ModuleSpec
@@ -172,6 +173,17 @@ def measure_elements(
     return found | ({"left out": left_out} if left_out else {})
 
 
+def _has_no_end(node: Any) -> bool:
+    """Whether a pipeline never ends, also where its length is not known since a step drops elements."""
+    if isinstance(node, Limit):
+        return False
+    if node.length is not None:
+        return checks.is_endless(node.length)
+    if isinstance(node, RepeatStream) and node.num_epochs is None:
+        return True
+    return bool(node.parents) and all(map(_has_no_end, node.parents))
+
+
 _ENDLESS = (
     "Statistics of an endless data set cannot be computed. Look at its first elements: `--limit 1000` (in Python "
     "`limit=1000`), or leave out `repeat()`."
@@ -187,7 +199,7 @@ def _open_stream(dataset: Any, limit: int | None, workers: int) -> tuple[IterDat
         total = len(dataset)
         stream = dataset.to_iter_dataset()
     else:
-        if limit is None and dataset._node.length is not None and checks.is_endless(dataset._node.length):
+        if limit is None and _has_no_end(dataset._node):
             raise ValueError(_ENDLESS)
         stream = dataset if limit is None else dataset.limit(limit)
         total = limit
