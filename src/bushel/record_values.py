@@ -168,9 +168,15 @@ def _column_by_position(values: Any, node: MapNode, what: str) -> Column:
             "record in every epoch. Use a column, `ds.column(function)`, which belongs to records, or do it before."
         )
     if array.ndim == 0 or len(array) != node.length:
+        name = node.call()
+        elements = (
+            f"elements of {name}, which has no end"
+            if checks.is_endless(node.length)
+            else (f"{node.length:,} elements of {name}")
+        )
         raise ValueError(
-            f"`{what}` needs a column, such as `ds.column(function)`, or one value for each of the "
-            f"{checks.show_length(node.length)} elements of {node.call()}; got {trees.describe(array)}."
+            f"`{what}` needs a column, such as `ds.column(function)`, or one value for each of the {elements}; "
+            f"got {trees.describe(array)}."
         )
     return Column((Part(node, array),))
 

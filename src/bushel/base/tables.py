@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import re
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -88,7 +89,7 @@ def _break(text: str, width: int) -> list[str]:
     if len(text) <= width:
         return [text]
     lines: list[str] = []
-    for part in text.split(", "):
+    for part in re.split(r", (?![^\[]*\])", text):  # the commas of a shape stay
         if lines and len(lines[-1]) + len(part) + 3 <= width:
             lines[-1] += f", {part}"
             continue
