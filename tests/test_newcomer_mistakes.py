@@ -596,7 +596,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         (
             'bushel.OrbaxCheckpointHandler().save("folder/new", ds)',
             "CheckpointHandler takes an iterator with get_state and set_state, got MapDataset.range(10). Of a "
-            "dataset, save `iter(ds)`.",
+            "dataset, save `it = iter(ds)`.",
         ),
         (
             "bushel.view(5)",
