@@ -11,6 +11,11 @@ import sys
 import termios
 from collections.abc import Sequence
 
+BARS_AT_ONCE = "from bushel.base import progress\nprogress.BAR_AFTER_S = 0\n"
+"""The first lines of a program that draws bars for quick work, too."""
+COMMAND = f"{BARS_AT_ONCE}import sys\nfrom bushel.cli import main\nsys.exit(main(sys.argv[1:]))"
+"""The program `bushel`, with such bars."""
+
 
 def run_on_terminal(*words: object, columns: int = 100, env: dict[str, str] | None = None) -> tuple[int, str, str]:
     """Runs `python WORDS` with a terminal as its standard error. Returns exit code, standard output, and the screen.

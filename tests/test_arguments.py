@@ -332,8 +332,8 @@ ARGUMENTS = {
     "source of a number": (
         lambda g: g.MapDataset.source(3),
         TypeError,
-        "A source needs `__len__` and `__getitem__`, got int. For data that can only be read in order, write an "
-        "IterDataset.",
+        "A source needs `__len__` and `__getitem__`, got int. Pass a list, an array, or a source of bushel.sources. "
+        "For data that is read in order, write an IterDataset.",
     ),
     "source of a generator": (
         lambda g: g.MapDataset.source(x for x in "ab"),
@@ -348,8 +348,8 @@ ARGUMENTS = {
     "source of a text": (
         lambda g: g.MapDataset.source("train-*.array_record"),
         TypeError,
-        "A source holds records, but 'train-*.array_record' is a str. If it names files, open them with the source of "
-        "their format, such as bushel.sources.ArrayRecordDataSource",
+        "A source holds records, but 'train-*.array_record' is a str. If it names files, open them: "
+        "`bushel.MapDataset.source(bushel.sources.open(path))`.",
     ),
     "source of splits": (
         lambda g: g.MapDataset.source({"train": [1, 2], "test": [3]}),

@@ -37,7 +37,7 @@ def wait_for_threads_to_end(threads):
 def test_leaving_the_with_block_closes():
     with iter(ten()) as it:
         assert next(it) == 0
-    with pytest.raises(ValueError, match="Trying to advance a closed iterator: PipelineIterator"):
+    with pytest.raises(ValueError, match="Trying to advance a closed iterator: DatasetIterator"):
         next(it)
 
 

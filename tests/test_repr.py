@@ -3,12 +3,14 @@
 import dataclasses
 import functools
 import html.parser
+import re
 
 import numpy as np
 import pytest
 
 import bushel
 from bushel import IterDataset, MapDataset
+from bushel.base import tables
 from bushel.experimental import ZipMapDataset
 from bushel.sources import ArrayDataSource
 
@@ -321,3 +323,83 @@ def test_what_is_in_the_table_is_escaped():
     assert "<script>" not in text
     assert rows(ds)[1][0] == "source(<script>alert('&')</script>)"
     assert rows(ds)[2][0] == "map(<lambda>)"
+
+
+def test_what_is_returned_shows_as_its_table():
+    """In a notebook's last line, in a debugger and on Python's prompt."""
+    ds = ten().map(str)
+    assert repr(ds.describe()) == str(ds.describe()) and repr(ds.describe()).startswith("step       length  element")
+    assert repr(ds.explain(3)) == "element 3 is made of\n  record 3 of range(10), epoch 0"
+    with iter(ds.to_iter_dataset().with_options(execution_tracking_mode="stage_timing")) as it:
+        next(it)
+        assert repr(it.report()) == str(it.report()) and repr(it.report()).startswith("stage ")
+
+
+def test_wide_elements_are_broken_into_lines(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    source = ArrayDataSource({f"joint_{number}": np.zeros((5, 2), np.float32) for number in range(9)})
+    lines = str(MapDataset.source(source).shuffle(seed=0).batch(2).describe()).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("(the same)" in line for line in lines) == 1  # after the shuffle
+    words = " ".join(" ".join(lines).split())
+    assert all(f"'joint_{number}': float32[None, 2]" in words for number in range(9))
+
+
+def test_a_table_has_no_line_that_is_too_wide():
+    for width in (60, 80, 100):
+        rows = [("map(" + "x" * 30 + ")", "12", ", ".join(["'a': int64[]"] * 12)), ("b", "3", "y" * 150)]
+        text = tables.as_text(("step", "length", "element"), rows, left=3, width=width)
+        assert max(map(len, text.splitlines())) <= width
+        assert text.count("'a': int64[]") == 12
+
+
+def test_equal_records_of_an_element_are_one_line():
+    ds = MapDataset.source(["a", "b"]).slice([0] * 45 + [1]).batch(46)
+    assert repr(ds.explain(0)) == (
+        "element 0 is made of\n  record 0 of list of 2, epoch 0 (45 times)\n  record 1 of list of 2, epoch 0"
+    )
+    cells = Table(ds.explain(0)._repr_html_().partition("</p>")[2]).rows
+    assert cells == [
+        ["source", "record", "epoch", "component", "times"],
+        ["list of 2", "0", "0", "", "45"],
+        ["list of 2", "1", "0", "", "1"],
+    ]
+    assert len(ds.explain(0).records) == 46
+
+
+ENDLESS = {
+    "repeat": lambda: ten().repeat(),
+    "batch": lambda: ten().repeat().batch(2),
+    "slice": lambda: ten().repeat()[3:],
+    "shard": lambda: ten().repeat()[1::4],
+    "mix": lambda: MapDataset.mix([ten().repeat(), ten().repeat()]),
+    "restart": lambda: MapDataset.mix([ten(), ten()], when_exhausted="restart"),
+    "source": lambda: MapDataset.source(ten().repeat()),
+}
+SHOWN = {
+    "repr": repr,
+    "html": lambda ds: ds._repr_html_(),
+    "describe": lambda ds: repr(ds.describe()) + ds.describe()._repr_html_(),
+    "stream": lambda ds: repr(ds.to_iter_dataset().batch(3)) + repr(ds.to_iter_dataset().batch(3).describe()),
+    "iterator": lambda ds: repr(iter(ds)),
+    "explain": lambda ds: repr(ds.explain(5)),
+    "mixture": lambda ds: repr(MapDataset.mix([ds, ten()]).describe()),
+    "where": lambda ds: ds.where([True]),
+    "pack": lambda ds: ds.pack([1], 2),
+    "bucket": lambda ds: ds.bucket([1], [2], 3, seed=0),
+    "zip": lambda ds: ds.zip(MapDataset.range(3)),
+    "len": lambda ds: len(ds.to_iter_dataset()),
+    "save": lambda ds: ds.save("nowhere", format="bagz"),
+    "cache": lambda ds: ds.to_iter_dataset().cache(),
+    "state": lambda ds: iter(ds).set_state({"next_index": -1}, check=False),
+}
+
+
+@pytest.mark.parametrize("how", SHOWN)
+@pytest.mark.parametrize("ds", ENDLESS)
+def test_no_endless_dataset_shows_a_number_of_elements(ds, how):
+    try:
+        text = str(SHOWN[how](ENDLESS[ds]()))
+    except (TypeError, ValueError, IndexError) as error:
+        text = str(error)
+    assert not re.search(r"\d[\d,]{13,}", text), text

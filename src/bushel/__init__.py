@@ -163,7 +163,9 @@ if not _typing.TYPE_CHECKING:  # so that a type checker reports missing names
     def __getattr__(name: str) -> object:
         """Loads a name when it is first asked for: `import bushel` is quick, and workers load only what they run."""
         if name not in __all__ and name not in _EXTRAS:
-            raise AttributeError(f"module 'bushel' has no attribute {name!r}")
+            hints = _importlib.import_module("bushel.base.hints")
+            text = hints.missing_in_module("bushel", name, [*__all__, *_EXTRAS])
+            raise hints.no_attribute(text, name)
         if name not in _ELSEWHERE:
             return _importlib.import_module(f"bushel.{name}")
         module, _, other = _ELSEWHERE[name].rpartition(".")

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import abc
 import functools
+import inspect
 import itertools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from bushel.base import checks
+from bushel.base import checks, hints, returns
 from bushel.base import transforms as tf
 from bushel.base.contract import optional
 from bushel.base.lazy import Lazy
@@ -30,6 +32,8 @@ else:
 
 R = TypeVar("R")
 P = ParamSpec("P")
+
+logger = logging.getLogger("bushel")
 
 _SEED_LIMIT = 1 << 32
 
@@ -154,26 +158,89 @@ class Dataset(abc.ABC):
         )
 
     if not TYPE_CHECKING:  # so that a type checker still reports missing names
+        __next__ = hints.Unsupported(
+            "A dataset is not an iterator. Write `it = iter(ds)` once, then `next(it)` for each element."
+        )
+
+        def __dir__(self) -> list[str]:
+            return hints.list_names(self)
 
         def __getattr__(self, name: str) -> Any:
-            """Explains a method that only the other kind of dataset has. Python calls this only for missing names."""
-            if any(name in kind.__dict__ for kind in type(self).__mro__):
-                return object.__getattribute__(self, name)  # a property has failed: this raises its error again
-            raise AttributeError(_explain_missing(self, name), name=name, obj=self)
+            """Explains a name that is missing. Python calls this only for missing names."""
+            kind, others, ways_out = _kinds_of(self)
+            of_other_kind = not name.startswith("_") and any(_has(other, name) for other in others)
+            if of_other_kind and not _has(type(self), name):
+                raise hints.no_attribute(self._explain_method_of_other_kind(name), name)
+            hints.raise_missing(self, kind, name, ways_out, hints.DATASET)
 
 
 def name_kind(value: Any) -> str:
     """What a user would call a value: "a MapDataset" or "an IterDataset" for any class of these, else its own class."""
-    kind = next((kind for kind in Dataset.__subclasses__() if isinstance(value, kind)), type(value))
+    return name_kind_of(next((kind for kind in Dataset.__subclasses__() if isinstance(value, kind)), type(value)))
+
+
+def name_kind_of(kind: type) -> str:
+    """The name of a class with its article."""
     return f"{'an' if kind.__name__[0] in 'AEIOaeio' else 'a'} {kind.__name__}"
 
 
-def _explain_missing(dataset: Dataset, name: str) -> str:
-    """The text of an AttributeError. Where the other kind of dataset has the method, it says how to get there."""
+def _has(kind: type, name: str) -> bool:
+    """Whether instances of a class have a name. `hasattr(kind, name)` also finds functions of its metaclass."""
+    return any(name in each.__dict__ for each in kind.__mro__)
+
+
+def _kinds_of(dataset: Dataset) -> tuple[str, list[type[Dataset]], Mapping[str, str]]:
+    """The name of the kind of a dataset, the other kinds, and the ways out for names that this kind has not."""
     others = [kind for kind in Dataset.__subclasses__() if not isinstance(dataset, kind)]
-    if name.startswith("_") or not any(hasattr(kind, name) for kind in others):
-        return f"{name_kind(dataset).partition(' ')[2]!r} object has no attribute {name!r}"
-    return dataset._explain_method_of_other_kind(name)
+    name = name_kind(dataset).partition(" ")[2]
+    return name, others, hints.ITER_DATASET if name == "IterDataset" else hints.MAP_DATASET
+
+
+class DatasetMeta(abc.ABCMeta):
+    """What the metaclasses of both kinds share: what they say of names and calls that do not exist."""
+
+    if not TYPE_CHECKING:  # a type checker knows what a class makes, and reports missing names
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls.__abstractmethods__:
+                raise TypeError(_explain_abstract(cls))
+            return super().__call__(*args, **kwargs)
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            """The arguments of `__init__`, which `__call__` would hide."""
+            whole = inspect.signature(cls.__init__)  # type: ignore[misc]
+            return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+        def __repr__(cls) -> str:
+            shown = cls.__dict__.get("_shown_as")
+            return super().__repr__() if shown is None else f"<class 'bushel.{shown}'>"
+
+        def __getattr__(cls, name: str) -> Any:
+            """Explains functions such as `from_tensor_slices`, which make a dataset in other libraries."""
+            kind = next((kind for kind in Dataset.__subclasses__() if issubclass(cls, kind)), cls)
+            own = hints.ITER_DATASET if kind.__name__ == "IterDataset" else {}
+            ways_out = {key: text.format("bushel.MapDataset") for key, text in hints.CLASS.items()}
+            text = hints.missing(cls.__name__, name, (ways_out, own), _names_of(cls, name))
+            raise hints.no_attribute(text.replace(f"{cls.__name__!r} object", f"type object {cls.__name__!r}"), name)
+
+
+def _names_of(kind: type, name: str) -> list[str]:
+    return [] if name.startswith("_") else [*dir(kind), *dir(type(kind))]
+
+
+def _explain_abstract(kind: type) -> str:
+    """What to write instead of `MapDataset([1, 2, 3])`, or into a subclass that lacks methods."""
+    methods = " and ".join(f"`{name}`" for name in sorted(kind.__abstractmethods__))
+    if kind not in Dataset.__subclasses__():
+        return (
+            f"{kind.__name__} is abstract as long as it lacks {methods}: write the method{'s' * (' and ' in methods)}."
+        )
+    stream = ".to_iter_dataset()" if kind.__name__ == "IterDataset" else ""
+    return (
+        f"{kind.__name__} is abstract. Write `bushel.MapDataset.source(records){stream}` for {name_kind_of(kind)} of "
+        f"records, or a subclass with {methods} for one of your own."
+    )
 
 
 @functools.singledispatch
@@ -210,8 +277,36 @@ def _read_element(any_node: Node, index: int) -> Any:
 
 def check_transform(transform: Any, kind: type, name: str) -> Any:
     """Returns `transform`, unless it is neither a function nor a transformation of this kind."""
-    tf.method(transform, kind, name)
+    function = tf.method(transform, kind, name)
+    if (arguments := returns.explain_arguments(function, _ARGUMENTS[name][0])) is not None:
+        shown = tf.short_name(transform)
+        other = {
+            "map": " `map_with_index` also gives the index, `random_map` a random generator.",
+            "map_with_index": " `map` gives the element alone.",
+            "random_map": " `map` gives the element alone.",
+        }.get(name, "")
+        raise TypeError(f"`{name}` calls `{_ARGUMENTS[name][1]}`, but {shown} takes {arguments}.{other}")
+    if name in _RETURNING and returns.never_returns(function):
+        logger.warning(
+            "%s(%s): your function returns None for every element, since it has no `return` with a value: "
+            "forgot `return`?",
+            name,
+            tf.locate_transform(transform),
+        )
     return transform
+
+
+_ARGUMENTS = {
+    "column": (1, "function(element)"),
+    "filter": (1, "function(element)"),
+    "flat_map": (1, "function(element)"),
+    "map": (1, "function(element)"),
+    "map_with_index": (2, "function(index, element)"),
+    "random_map": (2, "function(element, rng)"),
+}
+"""How many arguments each operation gives to the user's function, and how such a call reads."""
+_RETURNING = ("map", "map_with_index", "random_map", "column", "filter")
+"""Operations to which a function that always returns None is of no use."""
 
 
 def check_flat_map(transform: Any) -> tf.FlatMap:
@@ -264,5 +359,6 @@ def apply_all(dataset: Any, transformations: Any) -> Any:
             case tf.Filter():
                 dataset = dataset.filter(transform)
             case _:
-                raise NotImplementedError(f"Transformation type: {transform} is not supported.")
+                instead = " For a function write `ds.map(function)`." if callable(transform) else ""
+                raise NotImplementedError(f"Transformation type: {tf.short_name(transform)} is not supported.{instead}")
     return dataset

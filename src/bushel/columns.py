@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import sealed, transforms, trees
+from bushel.base import checks, sealed, transforms, trees
 from bushel.base.errors import DamagedFile, PipelineNotSent, add_note
 from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress
@@ -54,6 +54,8 @@ def column(
     freeze(node)  # the nodes computed below may be copies of its nodes, with the same functions
     records, arrays = [], []
     for record, made in find_records(node):
+        if checks.is_endless(made.length):
+            raise ValueError(f"{made.call()} has no end, so it has no column. Call `column` before `repeat`.")
         records.append(record)
         arrays.append(_computed(Map(made, function, vectorized), folder, options, trust_source))
     arrays = join_arrays(arrays, transforms.short_name(function))

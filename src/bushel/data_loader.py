@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from bushel.base import checks
+from bushel.base import checks, hints
 from bushel.base import transforms as tf
+from bushel.base.hints import explains_arguments
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.base.sharding import NoSharding, ShardOptions
 from bushel.engine import Report
@@ -33,6 +34,12 @@ logger = logging.getLogger("bushel")
 _WITH_GENERATOR = (tf.RandomMap, tf.TfRandomMap)
 
 
+_CALL = (
+    "Write `bushel.load(source, batch_size=4)`, or `bushel.DataLoader(data_source=source, "
+    "sampler=bushel.IndexSampler(len(source)), operations=[bushel.Batch(4)])`."
+)
+
+
 class DataLoader(Generic[T]):
     """Reads the records that a sampler chooses, and applies operations to them.
 
@@ -54,6 +61,21 @@ class DataLoader(Generic[T]):
     [['a', 'd'], ['b', 'c']]
     """
 
+    @explains_arguments(
+        _CALL,
+        batch_size="Write `operations=[bushel.Batch({0})]`, or `bushel.load(source, batch_size={0})`.",
+        shuffle="Write `sampler=bushel.IndexSampler(len(source), shuffle={0}, seed=0)`, or `bushel.load(source, "
+        "shuffle={0}, seed=0)`.",
+        num_workers="Write `worker_count={0}`.",
+        workers="Write `worker_count={0}`.",
+        dataset="Write `data_source=...`.",
+        source="Write `data_source=...`.",
+        transforms="Write `operations=[...]`.",
+        transformations="Write `operations=[...]`.",
+        drop_last="Write `operations=[bushel.Batch(4, drop_remainder={0})]`.",
+        collate_fn="Write `operations=[bushel.Batch(4, batch_fn=...)]`.",
+        prefetch_factor="Write `worker_buffer_size={0}`.",
+    )
     def __init__(
         self: DataLoader[Any],
         *,
@@ -85,6 +107,8 @@ class DataLoader(Generic[T]):
         shard = _find_shard(sampler) if shard_options is None else shard_options
         if not isinstance(shard, ShardOptions):
             raise TypeError(f"shard_options must be ShardOptions, got {shard!r}.")
+        if not isinstance(operations, Iterable):
+            raise TypeError(f"The operations of a DataLoader are a list: write `operations=[{operations!r}]`.")
         operations = list(operations)
         node = _build_pipeline(data_source, sampler, shard, operations, read_options)
         self._facts = LoaderFacts(
@@ -105,6 +129,21 @@ class DataLoader(Generic[T]):
 
     def __iter__(self) -> DataLoaderIterator[T]:
         return DataLoaderIterator(self, state=None)
+
+    if not TYPE_CHECKING:  # so that a type checker still reports missing names
+        __next__ = hints.Unsupported(
+            "A DataLoader is not an iterator. Write `it = iter(loader)` once, then `next(it)` for each element."
+        )
+        __getitem__ = hints.Unsupported(
+            "A DataLoader is read in order. Write `bushel.MapDataset.source(source)[i]` for an element by its number."
+        )
+
+        def __dir__(self) -> list[str]:
+            return hints.list_names(self)
+
+        def __getattr__(self, name: str) -> Any:
+            """Explains a name that is missing. Python calls this only for missing names."""
+            hints.raise_missing(self, "DataLoader", name, hints.LOADER)
 
     def __repr__(self) -> str:
         return show.text(self._node)
@@ -205,6 +244,15 @@ class DataLoaderIterator(Iterator[T]):
         return f"<DataLoaderIterator: {self._iterator!r}>"
 
 
+@explains_arguments(
+    "Write `bushel.load(source, batch_size=4)`.",
+    num_workers="Write `worker_count={0}`.",
+    workers="Write `worker_count={0}`.",
+    sampler="Write `bushel.DataLoader(data_source=..., sampler=...)`.",
+    drop_last="Write `drop_remainder={0}`.",
+    operations="Write `transformations=[...]`.",
+    batch="Write `batch_size={0}`.",
+)
 def load(
     source: Any,
     *,

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, overload
 
 import numpy as np
 
-from bushel.base import checks
+from bushel.base import checks, hints
 from bushel.base import transforms as tf
+from bushel.base.hints import explains_arguments, show_as
 from bushel.base.install import install_command
 from bushel.base.lazy import Lazy
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions
 from bushel.base_dataset import (
     Dataset,
+    DatasetMeta,
     apply_all,
     check_flat_map,
     check_transform,
@@ -72,9 +74,10 @@ D = TypeVar("D")
 E = TypeVar("E")
 
 
-class _IterDatasetMeta(abc.ABCMeta):
+class _IterDatasetMeta(DatasetMeta):
     """Functions that create an IterDataset: `IterDataset.mix(...)`. Instances do not have them."""
 
+    @explains_arguments("Write `IterDataset.mix([a, b], weights=[2, 1])`.")
     def mix(
         cls,
         datasets: Sequence[IterDataset[T]] | Mapping[str, IterDataset[T]],
@@ -135,7 +138,9 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
 
     @staticmethod
     def _explain_method_of_other_kind(name: str) -> str:
-        instead = " To shuffle within windows of a stream, use `window_shuffle`." if name == "shuffle" else ""
+        if name == "to_iter_dataset":
+            return f"An IterDataset has no `{name}`. {hints.ITER_DATASET[name]}"
+        instead = f" {hints.ITER_DATASET[name]}" if name in hints.ITER_DATASET else ""
         return f"An IterDataset has no `{name}`, a MapDataset has: call it before `to_iter_dataset()`.{instead}"
 
     @abc.abstractmethod
@@ -145,7 +150,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
     def __len__(self) -> int:
         """Returns how many elements an iterator gives. Raises TypeError if that is not known without reading.
 
-        If a function returns None in place of an element, there are fewer. An endless stream has `sys.maxsize`.
+        If a function returns None in place of an element, there are fewer. An endless stream has no length.
 
         >>> from bushel import MapDataset
         >>> len(MapDataset.range(10).to_iter_dataset().map(str).batch(4))
@@ -157,7 +162,15 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
                 f"The length of this IterDataset is not known without reading it: {self!r} may drop elements, or is "
                 "read until it ends. On a MapDataset, `where` and `pack` return datasets with a length."
             )
+        if checks.is_endless(length):
+            raise TypeError(f"This IterDataset has no end: {self!r}. Its first elements are `.limit(n)`.")
         return length
+
+    if not TYPE_CHECKING:
+        __getitem__ = hints.Unsupported(
+            "A stream is read in order, so it has no `stream[i]`. Write `ds[i]` on the MapDataset before "
+            "`to_iter_dataset()`, or take the first elements: `list(stream.limit(n))`."
+        )
 
     def __bool__(self) -> bool:
         return True  # also if it has no elements: `if ds:` asks whether there is a dataset
@@ -207,6 +220,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         self, batch_size: int, *, drop_remainder: bool = False, batch_fn: BatchFunction[T_co, Any] | None = None
     ) -> IterDataset[Any]: ...
 
+    @explains_arguments("Write `ds.batch(4)`.")
     def batch(
         self, batch_size: int, *, drop_remainder: bool = False, batch_fn: BatchFunction[T_co, Any] | None = None
     ) -> IterDataset[Any]:
@@ -240,6 +254,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
     @overload
     def filter(self, transform: VectorizedFilter, *, vectorized: bool) -> IterDataset[T_co]: ...
 
+    @explains_arguments("Write `ds.filter(function)`.")
     def filter(self, transform: Any, *, vectorized: bool = False) -> IterDataset[Any]:
         """Only the elements for which `transform` returns True. Warns if it drops nearly all elements.
 
@@ -257,6 +272,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
     @overload
     def map(self, transform: VectorizedFunction, *, vectorized: bool) -> IterDataset[Any]: ...
 
+    @explains_arguments("Write `ds.map(function)`.")
     def map(self, transform: Any, *, vectorized: bool = False) -> IterDataset[Any]:
         """`transform` of each element; see `MapDataset.map`.
 
@@ -266,6 +282,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         """
         return IterPipeline(elementwise.MapStream(self._node, check_transform(transform, tf.Map, "map"), vectorized))
 
+    @explains_arguments("Write `ds.map_with_index(function)`.")
     def map_with_index(self, transform: MapWithIndexFunction[T_co, S]) -> IterDataset[S]:
         """`transform(n, element)`, where n is the number of elements before it.
 
@@ -276,6 +293,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         checked = check_transform(transform, tf.MapWithIndex, "map_with_index")
         return IterPipeline(elementwise.MapWithIndexStream(self._node, checked))
 
+    @explains_arguments("Write `ds.random_map(function, seed=0)`.")
     def random_map(self, transform: RandomMapFunction[T_co, S], *, seed: int | None = None) -> IterDataset[S]:
         """`transform(element, rng)`. The random generator depends only on the seed and the number of elements before.
 
@@ -292,6 +310,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         checked = check_transform(transform, tf.RandomMap, "random_map")
         return IterPipeline(elementwise.RandomMapStream(self._node, checked, chosen))
 
+    @explains_arguments("Write `ds.flat_map(function)`.")
     def flat_map(self, transform: FlatMapFunction[T_co, S]) -> IterDataset[S]:
         """Splits each element into several, which come one after the other.
 
@@ -310,6 +329,9 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         """
         return IterPipeline(portions.Limit(self._node, count))
 
+    @explains_arguments(
+        "Write `ds.repeat(num_epochs)`.", count="Write `num_epochs={0}`.", epochs="Write `num_epochs={0}`."
+    )
     def repeat(self, num_epochs: int | None = None) -> IterDataset[T_co]:
         """The same elements `num_epochs` times, or endlessly. All epochs are the same: nothing is shuffled again.
 
@@ -328,6 +350,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         """
         return IterPipeline(portions.Rebatch(self._node, batch_size, bool(drop_remainder)))
 
+    @explains_arguments("Write `ds.window_shuffle(1000, seed=0)`.", buffer_size="Write `window_size={0}`.")
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T_co]:
         """Shuffles inside windows of `window_size` consecutive elements.
 
@@ -401,6 +424,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         """
         return IterPipeline(ordered.ZipStream((self._node, *_nodes_of(others, "zip")), bool(strict)))
 
+    @explains_arguments("Write `stream.cache(folder)`.", path="Write `folder={0}`.", cache_dir="Write `folder={0}`.")
     def cache(
         self,
         folder: str | os.PathLike[str] | None = None,
@@ -429,9 +453,17 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         ([0, 10, 20], [0, 10, 20], 3)
         """
         parent = self._node
+        if parent.length is not None and checks.is_endless(parent.length):
+            raise ValueError(f"{parent.call()} has no end, so it cannot be kept. Call `cache` before `repeat`.")
         store = stores.Memory() if folder is None else stores.Files(folder, storage_options)
         return IterPipeline(cache.Cache(parent, store, _CacheKey(parent, folder is not None, trust_source)))
 
+    @explains_arguments(
+        "Write `stream.mp_prefetch(bushel.MultiprocessingOptions(num_workers=4))`.",
+        num_workers="Write `stream.mp_prefetch(bushel.MultiprocessingOptions(num_workers={0}))`.",
+        workers="Write `stream.mp_prefetch(bushel.MultiprocessingOptions(num_workers={0}))`.",
+        num_proc="Write `stream.mp_prefetch(bushel.MultiprocessingOptions(num_workers={0}))`.",
+    )
     def mp_prefetch(
         self,
         options: MultiprocessingOptions | None = None,
@@ -462,6 +494,10 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         chosen = MultiprocessingOptions(num_workers=None) if options is None else options
         return IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
 
+    @explains_arguments(
+        "Write `stream.ray_prefetch(bushel.RayOptions(num_workers=4))`.",
+        num_workers="Write `stream.ray_prefetch(bushel.RayOptions(num_workers={0}))`.",
+    )
     def ray_prefetch(
         self, options: RayOptions | None = None, worker_init_fn: Callable[[int, int], None] | None = None
     ) -> IterDataset[T_co]:
@@ -492,6 +528,9 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         warnings.warn("Please use `mp_prefetch` instead.", DeprecationWarning, stacklevel=2)
         return self.mp_prefetch(multiprocessing_options)
 
+    @explains_arguments(
+        "Write `ds.to_device()`.", buffer_size="Write `buffer={0}`.", device="Write `ds.to_device(device)`."
+    )
     def to_device(
         self,
         where: Any = None,
@@ -561,8 +600,11 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         return WithOptionsIterDataset(self, DatasetOptions(**options))
 
 
+@show_as("IterDataset")
 class IterPipeline(IterDataset[T_co]):
     """A stream node as a dataset."""
+
+    _shown_as = "IterDataset"
 
     def __init__(self, stream_node: StreamNode):
         self._node = stream_node
@@ -648,9 +690,12 @@ def multithread_prefetch(
 
 
 def _nodes_of(datasets: Sequence[Any], what: str) -> tuple[StreamNode, ...]:
+    if isinstance(datasets, Dataset):
+        raise TypeError(f"IterDataset.{what} takes a list of datasets: write `IterDataset.{what}([a, b])`.")
     for dataset in datasets:
         if not isinstance(dataset, IterDataset):
-            raise TypeError(f"IterDataset.{what} takes IterDatasets, got {name_kind(dataset)}.")
+            way_out = "Call `to_iter_dataset()` on it." if isinstance(dataset, Dataset) else _MAKE_STREAM
+            raise TypeError(f"IterDataset.{what} takes IterDatasets, got {name_kind(dataset)}. {way_out}")
     return tuple(dataset._node for dataset in datasets)
 
 
@@ -673,3 +718,6 @@ class _CacheKey:
     def __getstate__(self) -> dict[str, Any]:
         self()  # another process may see other data, and functions that have run
         return vars(self)
+
+
+_MAKE_STREAM = "Write `MapDataset.source(records).to_iter_dataset()` for records."

@@ -11,9 +11,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from bushel.base import blocks, checks, tables
+from bushel.base import blocks, checks, hints, tables
 from bushel.base.contract import optional
 from bushel.base.errors import RowFailed, StateMismatch, remove_our_frames
 from bushel.base.hooks import IteratorContext, Stats
@@ -178,7 +178,21 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
 
     def _assert_not_closed(self) -> None:
         if self._closed:
-            raise ValueError(f"Trying to advance a closed iterator: {type(self).__name__}.")
+            raise ValueError(
+                f"Trying to advance a closed iterator: {type(self).__name__}. Write `it = iter(ds)` for a new one."
+            )
+
+    if not TYPE_CHECKING:  # so that a type checker still reports missing names
+        __getitem__ = hints.Unsupported(
+            "An iterator has no `it[i]`. Write `ds[i]` on the MapDataset, or `next(it)` for the next element."
+        )
+
+        def __dir__(self) -> list[str]:
+            return hints.list_names(self)
+
+        def __getattr__(self, name: str) -> Any:
+            """Explains a name that is missing. Python calls this only for missing names."""
+            hints.raise_missing(self, type(self).__name__, name, hints.ITERATOR)
 
     def __enter__(self) -> Self:
         return self
@@ -194,6 +208,7 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
             self.close()
 
 
+@hints.show_as("DatasetIterator")
 class _CursorIterator(DatasetIterator[T_co]):
     """An iterator over the elements of a cursor. After an error it is where it was before, so `next` tries again."""
 
@@ -207,6 +222,12 @@ class _CursorIterator(DatasetIterator[T_co]):
         self._passes: Passes | None = None
         self._astray = False
         """Whether an element has failed, and the cursor still stands where the failure left it."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"A {type(self).__name__} cannot be pickled or copied. Save its position: `state = it.get_state()`, "
+            "later `it = iter(ds)` and `it.set_state(state)`."
+        )
 
     @optional
     def _begin(self) -> Passes | None:
@@ -313,6 +334,7 @@ class _CursorIterator(DatasetIterator[T_co]):
             self._cursor.set_next_index(index)
 
 
+@hints.show_as("DatasetIterator")
 class PipelineIterator(_CursorIterator[T_co]):
     """The iterator of a stream node."""
 

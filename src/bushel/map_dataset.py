@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeGuard, TypeVar, ove
 
 import numpy as np
 
-from bushel.base import blocks, checks
+from bushel.base import blocks, checks, hints
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, add_note, remove_our_frames
+from bushel.base.hints import explains_arguments, show_as
 from bushel.base.hooks import Stats
 from bushel.base.lazy import Lazy
 from bushel.base.options import ReadOptions, WorkerOptions
 from bushel.base_dataset import (
     Dataset,
+    DatasetMeta,
     apply_all,
     check_flat_map,
     check_transform,
@@ -80,7 +82,7 @@ D = TypeVar("D")
 E = TypeVar("E")
 
 
-class _MapDatasetMeta(abc.ABCMeta):
+class _MapDatasetMeta(DatasetMeta):
     """Functions that create a MapDataset: `MapDataset.source(...)`. Instances do not have them."""
 
     @overload
@@ -89,6 +91,7 @@ class _MapDatasetMeta(abc.ABCMeta):
     @overload
     def source(cls, source: RandomAccessDataSource[T]) -> MapDataset[T]: ...
 
+    @explains_arguments("Write `MapDataset.source(records)`.")
     def source(cls, source: Any) -> MapDataset[Any]:
         """A dataset of the records of a source: a list, or anything with a length and `source[i]`.
 
@@ -101,6 +104,7 @@ class _MapDatasetMeta(abc.ABCMeta):
         check_source(source, "A source")
         return MapPipeline(leaves.Source(as_source(source)))
 
+    @explains_arguments("Write `MapDataset.range(stop)` or `MapDataset.range(start, stop, step)`.")
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
         """A dataset of integers, with the arguments of the built-in `range`.
 
@@ -113,6 +117,7 @@ class _MapDatasetMeta(abc.ABCMeta):
             raise ValueError("step of a range must not be zero.")
         return MapPipeline(leaves.Range(first, last, step))
 
+    @explains_arguments("Write `MapDataset.mix([a, b], weights=[2, 1])`.")
     def mix(
         cls,
         datasets: Sequence[MapDataset[T]],
@@ -163,6 +168,7 @@ class _MapDatasetMeta(abc.ABCMeta):
         nodes = _nodes_of(datasets, "select_from_datasets")
         return MapPipeline(reindex.SelectByUser(nodes, selection_map))
 
+    @explains_arguments("Write `MapDataset.concatenate([a, b])`.")
     def concatenate(cls, datasets: Sequence[MapDataset[T]]) -> MapDataset[T]:
         """Datasets one after the other; epoch n of the whole is epoch n of each.
 
@@ -212,7 +218,8 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
 
     @staticmethod
     def _explain_method_of_other_kind(name: str) -> str:
-        return f"A MapDataset has no `{name}`, an IterDataset has: write `ds.to_iter_dataset().{name}(...)`."
+        instead = f" {hints.MAP_DATASET[name]}" if name in hints.MAP_DATASET else ""
+        return f"A MapDataset has no `{name}`, an IterDataset has: write `ds.to_iter_dataset().{name}(...)`.{instead}"
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -239,7 +246,8 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         """
         positions = np.asarray(indices)
         if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
-            raise TypeError(f"take needs a list of integers, got {indices!r}.")
+            first = f" The first {indices} elements are `ds[:{indices}]`." if isinstance(indices, int) else ""
+            raise TypeError(f"take needs a list of integers, got {indices!r}.{first}")
         if not positions.size:
             return []
         return _take(self._node, positions.astype(np.int64))
@@ -288,6 +296,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         self, batch_size: int, *, drop_remainder: bool = False, batch_fn: BatchFunction[T_co, Any] | None = None
     ) -> MapDataset[Any]: ...
 
+    @explains_arguments("Write `ds.batch(4)`.")
     def batch(
         self, batch_size: int, *, drop_remainder: bool = False, batch_fn: BatchFunction[T_co, Any] | None = None
     ) -> MapDataset[Any]:
@@ -329,6 +338,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
     @overload
     def filter(self, transform: VectorizedFilter, *, vectorized: bool) -> MapDataset[T_co]: ...
 
+    @explains_arguments("Write `ds.filter(function)`.")
     def filter(self, transform: Any, *, vectorized: bool = False) -> MapDataset[Any]:
         """Only the elements for which `transform` returns True. The others are None, and iteration leaves them out.
 
@@ -347,6 +357,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
     @overload
     def map(self, transform: VectorizedFunction, *, vectorized: bool) -> MapDataset[Any]: ...
 
+    @explains_arguments("Write `ds.map(function)`.")
     def map(self, transform: Any, *, vectorized: bool = False) -> MapDataset[Any]:
         """`transform` of each element.
 
@@ -360,6 +371,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         """
         return MapPipeline(apply.Map(self._node, check_transform(transform, tf.Map, "map"), vectorized))
 
+    @explains_arguments("Write `ds.map_with_index(function)`.")
     def map_with_index(self, transform: MapWithIndexFunction[T_co, S]) -> MapDataset[S]:
         """`transform(index, element)`. The index continues to count in later epochs.
 
@@ -370,6 +382,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             apply.MapWithIndex(self._node, check_transform(transform, tf.MapWithIndex, "map_with_index"))
         )
 
+    @explains_arguments("Write `ds.random_map(function, seed=0)`.")
     def random_map(self, transform: RandomMapFunction[T_co, S], *, seed: int | None = None) -> MapDataset[S]:
         """`transform(element, rng)`. The random generator depends on the seed and on the index of the element only.
 
@@ -398,6 +411,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         """
         return MapPipeline(reindex.Seed(self._node, checks.seed(seed)))
 
+    @explains_arguments("Write `ds.shuffle(seed=0)`: it shuffles all elements, without a buffer.")
     def shuffle(self, seed: int | None = None) -> MapDataset[T_co]:
         """All elements in random order, another order in every epoch. It computes the order: there is no buffer.
 
@@ -407,8 +421,11 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(10).shuffle(seed=42))
         [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
         """
+        if isinstance(seed, bool):
+            raise TypeError(f"Seed must be an integer, got {seed} of type bool. Write `ds.shuffle(seed=0)`.")
         return MapPipeline(reindex.Shuffle(self._node, derive_seed(self, seed, "shuffle")))
 
+    @explains_arguments("Write `ds.window_shuffle(1000, seed=0)`.", buffer_size="Write `window_size={0}`.")
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T_co]:
         """Shuffles inside windows of `window_size` consecutive elements, so that elements stay near their place.
 
@@ -460,6 +477,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         """
         return ZipMapDataset([self, *others])
 
+    @explains_arguments("Write `ds.flat_map(function)`.")
     def flat_map(self, transform: FlatMapObject[T_co, S]) -> MapDataset[S]:
         """Splits each element into up to `transform.max_fan_out` elements. If there are fewer, the rest are missing.
 
@@ -473,6 +491,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         """
         return FlatMapMapDataset(self, transform)
 
+    @explains_arguments("Write `ds[a:b]`, `ds[a:b:step]`, or `ds.slice([positions])`.")
     def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T_co]:
         """The elements of a slice, or at a list of positions. `ds[a:b:c]` is `ds.slice(slice(a, b, c))`.
 
@@ -488,6 +507,9 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             return MapPipeline(reindex.Slice(self._node, *sl.indices(length)))
         return MapPipeline(reindex.Listed(self._node, _check_positions(sl, length)))
 
+    @explains_arguments(
+        "Write `ds.repeat(num_epochs)`.", count="Write `num_epochs={0}`.", epochs="Write `num_epochs={0}`."
+    )
     def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> MapDataset[T_co]:
         """`num_epochs` epochs, or endlessly many.
 
@@ -504,6 +526,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             raise ValueError(f"Repeating already infinite dataset {self._node.call()} does nothing.")
         return MapPipeline(reindex.Repeat(self._node, num_epochs, bool(reseed_each_epoch)))
 
+    @explains_arguments("Write `ds.column(function)`.")
     def column(
         self,
         function: Callable[[T_co], Any],
@@ -547,6 +570,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             trust_source=trust_source,
         )
 
+    @explains_arguments("Write `ds.where(ds.column(function))`.")
     def where(self, mask: Column | np.ndarray | Sequence[bool]) -> MapDataset[T_co]:
         """Only the elements whose `mask` is True, without gaps: the length is exact, and random access works.
 
@@ -559,6 +583,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         """
         return _choose(self._node, record_values.check_mask, mask, select.Where())
 
+    @explains_arguments("Write `ds.sample(weights, seed=0)`.")
     def sample(
         self, weights: Column | np.ndarray | Sequence[float], seed: int | None = None, *, replacement: bool = True
     ) -> MapDataset[T_co]:
@@ -576,6 +601,9 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         rule = select.Draw(chosen_seed) if replacement else select.WeightedShuffle(chosen_seed)
         return _choose(self._node, record_values.check_weights, weights, rule)
 
+    @explains_arguments(
+        "Write `ds.order_by(ds.column(function))`.", reverse="Write `ds.order_by(-column)` for large values first."
+    )
     def order_by(
         self, values: Column | np.ndarray | Sequence[float], *, noise: float = 0.0, seed: int | None = None
     ) -> MapDataset[T_co]:
@@ -595,6 +623,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         rule = select.OrderBy(float(noise), derive_seed(self, seed, "order_by") if noise else 0)
         return _choose(self._node, record_values.check_sortable, values, rule)
 
+    @explains_arguments("Write `ds.pack(ds.column(len), length)`.", max_length="Write `length={0}`.")
     def pack(
         self,
         lengths: Column | np.ndarray | Sequence[int] | Mapping[str, Any],
@@ -630,6 +659,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             select.under_endless_repeat(self._node, lambda inner: record_values.pack_rows(inner, lengths, options))
         )
 
+    @explains_arguments("Write `ds.bucket(ds.column(len), boundaries, batch_sizes, seed=0)`.")
     def bucket(
         self,
         lengths: Column | np.ndarray | Sequence[int],
@@ -684,6 +714,9 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
         return explain.explain(self._node, words.array([position]))[0]
 
+    @explains_arguments(
+        "Write `ds.to_device()`.", buffer_size="Write `buffer={0}`.", device="Write `ds.to_device(device)`."
+    )
     def to_device(
         self,
         where: Any = None,
@@ -711,6 +744,10 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         self, read_options: ReadOptions | None = None, *, allow_nones: bool
     ) -> IterDataset[T_co | None]: ...
 
+    @explains_arguments(
+        "Write `ds.to_iter_dataset()`.",
+        num_threads="Write `ds.to_iter_dataset(bushel.ReadOptions(num_threads={0}))`.",
+    )
     def to_iter_dataset(
         self, read_options: ReadOptions | None = None, *, allow_nones: bool = False
     ) -> IterDataset[Any]:
@@ -730,8 +767,11 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         return IterPipeline(streams.Elements(self._node, read_options, bool(allow_nones)))
 
 
+@show_as("MapDataset")
 class MapPipeline(MapDataset[T_co]):
     """A map node as a dataset."""
+
+    _shown_as = "MapDataset"
 
     def __init__(self, map_node: MapNode):
         self._node = map_node
@@ -752,7 +792,10 @@ class MapPipeline(MapDataset[T_co]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, builtins.slice):
             return self.slice(index)
-        position = words.array([checks.integer(index, "index")])
+        try:
+            position = words.array([checks.integer(index, "index")])
+        except TypeError as error:
+            raise TypeError(f"{error} {_explain_index(index)}".rstrip()) from None
         return blocks.rows_of(_take(self._node, position))[0]
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
@@ -793,7 +836,10 @@ class ZipMapDataset(MapPipeline[T_co]):
         nodes = _nodes_of(parents, "zip")
         lengths = [part.length for part in nodes]
         if len(set(lengths)) != 1:
-            raise ValueError(f"All parents must have the same length. Got lengths {lengths}.")
+            shown = ", ".join("endless" if checks.is_endless(length) else str(length) for length in lengths)
+            raise ValueError(
+                f"All parents must have the same length. Got lengths [{shown}]. Cut the longer ones: `ds[:length]`."
+            )
         super().__init__(reindex.Zip(nodes))
 
 
@@ -818,12 +864,30 @@ def _take(map_node: MapNode, indices: np.ndarray) -> Block:
 
 
 def _nodes_of(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, ...]:
+    if isinstance(datasets, Dataset):
+        raise TypeError(f"{what} takes a list of datasets: write `MapDataset.{what}([a, b])`.")
     if not datasets:
         raise ValueError(f"{what} needs at least one dataset.")
     for dataset in datasets:
         if not isinstance(dataset, MapDataset):
-            raise TypeError(f"{what} takes MapDatasets, got {name_kind(dataset)}.")
+            raise TypeError(f"{what} takes MapDatasets, got {name_kind(dataset)}. {_make_map_dataset(dataset)}")
     return tuple(dataset._node for dataset in datasets)
+
+
+def _explain_index(index: Any) -> str:
+    """What to write instead of `ds[index]`, if the index looks like one of another library."""
+    if isinstance(index, str):
+        return f"Write `ds[0][{index!r}]` for an entry of one element, `ds.map(lambda x: x[{index!r}])` for all."
+    if isinstance(index, (list, np.ndarray)):
+        return "Write `ds.slice(positions)` for a dataset of several elements, `ds.take(positions)` for the elements."
+    return ""
+
+
+def _make_map_dataset(value: Any) -> str:
+    """What to write so that a value that is no MapDataset becomes one."""
+    if isinstance(value, IterDataset):
+        return "Call `to_iter_dataset()` after it, or use the functions of IterDataset for streams."
+    return "Write `MapDataset.source(records)` for records."
 
 
 def _choose(

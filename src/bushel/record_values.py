@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import trees
+from bushel.base import checks, trees
 from bushel.graph import bucket
 from bushel.graph.bucket import Bucket, BucketOptions
 from bushel.graph.column_values import collect_values
@@ -20,12 +20,25 @@ from bushel.graph.pack_plan import PackedRows, PackOptions, plan_rows
 from bushel.state.digest import digest
 from bushel.state.identity import identify
 
+_MORE = {"pack": ", length", "bucket": ", boundaries, batch_sizes", "sample": ", seed=0"}
+"""The further arguments of operations that take a column."""
+
 
 def bind_column(values: Any, node: MapNode, what: str) -> Column:
     """`values` as a column with a value for every element of `node`.
 
     They are a column already, or an array with one entry per element. `what` names the operation in messages.
     """
+    if callable(values):
+        raise TypeError(
+            f"`{what}` takes a column, not a function: write `ds.{what}(ds.column(function){_MORE.get(what, '')})`. "
+            "A column is computed once, and can be kept in files."
+        )
+    if isinstance(values, str):
+        raise TypeError(
+            f"`{what}` takes a column, not the name of an entry: write "
+            f"`ds.{what}(ds.column(lambda element: element[{values!r}]){_MORE.get(what, '')})`."
+        )
     if not isinstance(values, Column):
         return _column_by_position(values, node, what)
     if values.reaches(node):
@@ -155,8 +168,14 @@ def _column_by_position(values: Any, node: MapNode, what: str) -> Column:
             "record in every epoch. Use a column, `ds.column(function)`, which belongs to records, or do it before."
         )
     if array.ndim == 0 or len(array) != node.length:
+        name = node.call()
+        elements = (
+            f"elements of {name}, which has no end"
+            if checks.is_endless(node.length)
+            else (f"{node.length:,} elements of {name}")
+        )
         raise ValueError(
-            f"`{what}` needs a column, or one value for each of the {node.length} elements of {node.call()}; "
+            f"`{what}` needs a column, such as `ds.column(function)`, or one value for each of the {elements}; "
             f"got {trees.describe(array)}."
         )
     return Column((Part(node, array),))

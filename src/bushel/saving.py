@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
 from bushel.base import checks, redact, sealed
-from bushel.base.checks import INFINITE
+from bushel.base.checks import is_endless
 from bushel.base.errors import DamagedFile, SavedByAnotherPipeline, writing
 from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress
@@ -63,7 +63,7 @@ def save(
         raise ValueError(f"format must be one of {', '.join(FORMATS)}; got {format!r}.")
     folder = output_folders.open_folder(path, storage_options)
     length = node.length
-    if length is not None and length >= INFINITE:
+    if length is not None and is_endless(length):
         raise ValueError("An endless dataset cannot be saved: leave out `repeat()`, or limit it with `limit(count)`.")
     per_shard = None
     if shards is not None:

@@ -10,7 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from terminals import last_drawn, run_on_terminal
+from terminals import BARS_AT_ONCE, last_drawn, run_on_terminal
 
 import bushel
 from bushel.base import progress as module
@@ -19,7 +19,7 @@ from bushel.trajectory import RLDSBuilder, get_dataset_statistics
 from bushel.trajectory.conversion import convert_episodes
 from bushel.trajectory.single_pass import iterate_once
 
-COLUMN = "import bushel\nbushel.MapDataset.range(500).column(lambda x: x * x)"
+COLUMN = f"{BARS_AT_ONCE}import bushel\nbushel.MapDataset.range(500).column(lambda x: x * x)"
 
 
 class Clock:
@@ -42,6 +42,7 @@ def clock(monkeypatch):
 @pytest.fixture
 def terminal(monkeypatch, capsys):
     monkeypatch.setattr(module, "_is_drawn", lambda: True)
+    monkeypatch.setattr(module, "BAR_AFTER_S", 0)
     return capsys
 
 
@@ -94,7 +95,7 @@ def test_tqdm_can_be_turned_off_from_outside():
 
 
 def test_a_bar_ends_its_line_after_an_error():
-    script = "import bushel\nbushel.MapDataset.range(500).column(lambda x: 1 // (x - 70))"
+    script = f"{BARS_AT_ONCE}import bushel\nbushel.MapDataset.range(500).column(lambda x: 1 // (x - 70))"
     code, _, screen = run_on_terminal("-c", script)
     assert code == 1
     assert any(line.startswith("column <lambda>:") and "/500" in line for line in last_drawn(screen))
@@ -138,6 +139,18 @@ def test_quick_work_draws_no_bar_where_it_may_be_late(terminal):
     assert terminal.readouterr().err.strip() == ""
 
 
+def test_a_bar_appears_when_the_work_has_taken_a_second(clock, monkeypatch, capsys):
+    monkeypatch.setattr(module, "_is_drawn", lambda: True)
+    with Progress("work", 10) as progress:
+        progress.show(0)
+        clock.now += 0.9
+        progress.show(4)
+        assert capsys.readouterr().err == ""
+        clock.now += 0.2
+        progress.show(5)
+        assert "5/10" in capsys.readouterr().err
+
+
 def test_in_a_notebook_the_bar_is_drawn_without_a_terminal(monkeypatch, capsys):
     class ZMQInteractiveShell:
         pass
@@ -146,6 +159,7 @@ def test_in_a_notebook_the_bar_is_drawn_without_a_terminal(monkeypatch, capsys):
         get_ipython = ZMQInteractiveShell
 
     monkeypatch.setitem(sys.modules, "IPython", Shell)
+    monkeypatch.setattr(module, "BAR_AFTER_S", 0)
     with Progress("work", 2) as progress:
         progress.show(1)
         progress.show(2)
@@ -195,7 +209,7 @@ bushel.MapDataset.range(40).map(read).save(sys.argv[1], format="tfrecord", optio
 
 
 def test_workers_draw_no_bars(tmp_path):
-    code, _, screen = run_on_terminal("-c", SAVING, tmp_path / "saved")
+    code, _, screen = run_on_terminal("-c", BARS_AT_ONCE + SAVING, tmp_path / "saved")
     assert code == 0, screen
     (line,) = last_drawn(screen)
     assert line.startswith("saving saved: 100%") and "40/40" in line

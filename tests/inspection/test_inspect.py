@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inspection_data import EXAMPLES, RECORDS
-from terminals import run_on_terminal
+from terminals import COMMAND, run_on_terminal
 
 from bushel import cli
 from bushel.base.install import install_command
@@ -277,7 +277,7 @@ def test_a_large_tfrecord_file_is_not_read_unasked(tmp_path):
 
 
 def test_the_bar_of_a_scan_is_on_the_terminal_alone(written):
-    code, out, screen = run_on_terminal("-m", "bushel", "inspect", "--scan", written / "a.array_record")
+    code, out, screen = run_on_terminal("-c", COMMAND, "inspect", "--scan", written / "a.array_record")
     assert code == 0 and "60/60" in screen and "ArrayRecord" in out and "60/60" not in out
     command = [sys.executable, "-m", "bushel", "inspect", "--scan", str(written / "a.array_record")]
     quiet = subprocess.run(command, capture_output=True, text=True, check=True)

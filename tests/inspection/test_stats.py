@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from terminals import last_drawn, run_on_terminal
+from terminals import COMMAND, last_drawn, run_on_terminal
 
 import bushel
 from bushel import cli
@@ -132,11 +132,33 @@ def test_options_of_robots(written, tmp_path, monkeypatch, capsys):
     assert "are for robot data sets" in capsys.readouterr().err
 
 
+FOREVER = """
+import bushel
+import numpy as np
+
+ds = bushel.MapDataset.range(3).repeat()
+batches = ds.batch(2)
+shard = ds[1::4]
+stream = ds.to_iter_dataset().map(lambda x: x).batch(2)
+repeated = bushel.MapDataset.range(3).to_iter_dataset().repeat()
+filtered = ds.to_iter_dataset().filter(lambda x: x > 0)
+flat = ds.to_iter_dataset().flat_map(lambda x: [x, x])
+loader = bushel.load(bushel.MapDataset.range(3))
+robot = bushel.trajectory.TrajectoryDataset.from_trajectories([{"action": np.zeros((3, 2))}]).flatten().repeat()
+
+
+def make():
+    return stream
+"""
+
+
 def test_an_endless_pipeline_needs_a_limit(tmp_path, monkeypatch, capsys):
-    (tmp_path / "forever.py").write_text("import bushel\nds = bushel.MapDataset.range(3).repeat()\n")
+    (tmp_path / "forever.py").write_text(FOREVER)
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["stats", "forever.py:ds"]) == 1
-    assert "pass --limit" in capsys.readouterr().err
+    for name in ("ds", "batches", "shard", "stream", "repeated", "filtered", "flat", "loader", "make", "robot"):
+        assert cli.main(["stats", f"forever.py:{name}"]) == 1, name
+        assert "Look at its first elements: `--limit 1000`" in capsys.readouterr().err, name
+        assert stats(f"forever.py:{name}", "--limit", 6, capsys=capsys)["num_elements"] == 6, name
     assert stats("forever.py:ds", "--limit", 6, capsys=capsys)["entries"]["element"]["mean"] == 1
 
 
@@ -147,9 +169,9 @@ def test_workers_give_the_same_numbers(written, capsys):
 
 
 def test_the_bar_is_on_the_terminal(written):
-    code, out, screen = run_on_terminal("-m", "bushel", "stats", written / "t.parquet")
+    code, out, screen = run_on_terminal("-c", COMMAND, "stats", written / "t.parquet")
     assert code == 0 and out.startswith("entry") and last_drawn(screen)[-1].startswith("statistics: 100%")
-    code, _, screen = run_on_terminal("-m", "bushel", "stats", "--quiet", written / "t.parquet")
+    code, _, screen = run_on_terminal("-c", COMMAND, "stats", "--quiet", written / "t.parquet")
     assert code == 0 and screen == ""
 
 

@@ -251,7 +251,9 @@ def _stack(rows: list[Any]) -> Any:
         return parts[1]([_stack(column) for column in parts[0]])
     kinds = set(map(type, rows))
     if None.__class__ in kinds:
-        raise ValueError("some elements are None; filter them out before batching")
+        raise ValueError(
+            "some elements are None; filter them out before batching: `.filter(lambda x: x is not None)` on a stream"
+        )
     if len(kinds) == 1:
         return _stack_leaves(rows, kinds.pop())
     if any(trees.children(row) is not None for row in rows):  # NumPy would make an array of objects
@@ -352,7 +354,7 @@ def _stack_arrays(rows: list[np.ndarray]) -> np.ndarray:
     except TypeError:  # one has no axis at all
         lengths = set()
     if len(lengths) != 1:
-        raise ValueError("first axes of different lengths")
+        raise ValueError("first axes of different lengths: pad them in `map`, or with `batch_fn=...`")
     out = memory.output((len(rows), *shape), dtype)
     try:
         # Along an existing axis, concatenation copies row after row without a new view of each; it checks the

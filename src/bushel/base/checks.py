@@ -15,6 +15,20 @@ INFINITE = (1 << 63) - 1
 """The length of an endless data set: `sys.maxsize` of a 64-bit Python, as in Grain."""
 
 
+def is_endless(length: int) -> bool:
+    """Whether so many elements mean no end. Batches and shards of an endless dataset have fewer than INFINITE."""
+    return length >= INFINITE >> 16
+
+
+def show_length(length: int) -> str:
+    """A number of elements as people read it.
+
+    >>> show_length(12345), show_length(INFINITE // 32)
+    ('12,345', 'endless')
+    """
+    return "endless" if is_endless(length) else f"{length:,}"
+
+
 def integer(value: Any, what: str) -> int:
     """`value` as an int. Floats, bools and strings raise TypeError."""
     if not isinstance(value, (bool, np.bool_)):

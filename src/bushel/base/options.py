@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from bushel.base import checks
+from bushel.base import checks, hints
 
 logger = logging.getLogger("bushel")
 
@@ -20,6 +20,12 @@ TELEMETRY = os.environ.get("ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "").lower() in
 """Grain's switch, read when Bushel is imported: every pipeline is timed and served, see `bushel.prometheus`."""
 
 
+@hints.explains_creation(
+    "Write `ReadOptions(num_threads=4, prefetch_buffer_size=64)`.",
+    num_workers="It is about threads: write `num_threads={0}`, or `MultiprocessingOptions(num_workers={0})`.",
+    buffer_size="Write `prefetch_buffer_size={0}`.",
+    threads="Write `num_threads={0}`.",
+)
 @dataclasses.dataclass(slots=True)
 class ReadOptions:
     """How many threads read ahead, and how many elements they may hold ready.
@@ -53,6 +59,16 @@ class ReadOptions:
         return self.num_threads > 0 and self.prefetch_buffer_size > 0
 
 
+@hints.explains_creation(
+    "Write `MultiprocessingOptions(num_workers=4)`.",
+    workers="Write `num_workers={0}`.",
+    num_proc="Write `num_workers={0}`.",
+    num_processes="Write `num_workers={0}`.",
+    worker_count="Write `num_workers={0}`.",
+    buffer_size="Write `per_worker_buffer_size={0}`.",
+    prefetch_factor="Write `per_worker_buffer_size={0}`.",
+    timeout="Write `timeout_s={0}`.",
+)
 @dataclasses.dataclass(slots=True)
 class MultiprocessingOptions:
     """How many worker processes prefetch, and within which limits. The output is the same for all choices.
@@ -89,6 +105,16 @@ class MultiprocessingOptions:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
 
 
+@hints.explains_creation(
+    "Write `RayOptions(num_workers=4)`.",
+    workers="Write `num_workers={0}`.",
+    num_proc="Write `num_workers={0}`.",
+    num_processes="Write `num_workers={0}`.",
+    worker_count="Write `num_workers={0}`.",
+    buffer_size="Write `per_worker_buffer_size={0}`.",
+    prefetch_factor="Write `per_worker_buffer_size={0}`.",
+    timeout="Write `timeout_s={0}`.",
+)
 @dataclasses.dataclass(slots=True)
 class RayOptions:
     """How many actors of a Ray cluster prefetch, and within which limits. The output is the same for all choices.
@@ -182,6 +208,7 @@ class _Default:
     value: Any
 
 
+@hints.explains_creation('Write `with_options(on_error="skip")`.', ignore_errors='Write `on_error="skip"`.')
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class DatasetOptions:
     """Options of a whole pipeline, given to it by `WithOptionsIterDataset`.

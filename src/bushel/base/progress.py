@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger("bushel")
 
+BAR_AFTER_S = 1.0
+"""Work that takes less time draws no bar."""
 _FIRST_LOG_S = 5.0
 """Work that takes less time writes no log line."""
 _LOG_EVERY_S = 30.0
@@ -78,8 +80,8 @@ def without_progress(function: Callable[..., T]) -> Callable[..., T]:
 class Progress:
     """Shows how much of some work is done, and of how much if that is known.
 
-    On a terminal and in a notebook tqdm draws a bar. Elsewhere the logger "bushel" gets a line at level INFO every
-    half minute. Inside a block of `on_progress` its function is called instead.
+    On a terminal and in a notebook tqdm draws a bar, once the work has taken a second. Elsewhere the logger "bushel"
+    gets a line at level INFO every half minute. Inside a block of `on_progress` its function is called instead.
 
     >>> with Progress("column length", 1000) as progress:
     ...     progress.show(250)
@@ -89,11 +91,15 @@ class Progress:
       total: the number of its parts, if that is known.
       unit: what is counted.
       shown: whether to show it at all; or a function of (done, total) that is called instead.
-      delay_s: the bar appears after so many seconds, so that work which is usually quick draws none.
+      delay_s: the bar appears after so many seconds; by default after `BAR_AFTER_S`.
     """
 
-    def __init__(self, name: str, total: int | None, *, unit: str = "", shown: Shown = True, delay_s: float = 0):
-        self.name, self.total, self._unit, self._delay_s = name, total, unit, delay_s
+    def __init__(
+        self, name: str, total: int | None, *, unit: str = "", shown: Shown = True, delay_s: float | None = None
+    ):
+        self.name, self.total, self._unit = name, total, unit
+        self._delay_s = BAR_AFTER_S if delay_s is None else delay_s
+        self._text = ""
         receiver = _RECEIVER.get() if _in_main_process else None
         self._callback: Callable[[int, int | None], None] | None = None
         if callable(shown):
@@ -129,27 +135,31 @@ class Progress:
         now = time.monotonic()
         if self._begun is None:
             self._begun, self._first, self._next_log = now, done, now + _FIRST_LOG_S
-            if _is_drawn():
-                self._draw(done)
-                return
-        if now >= self._next_log:
+        if _is_drawn():
+            if now - self._begun >= self._delay_s:
+                self._draw(done, now - self._begun)
+        elif now >= self._next_log:
             self._next_log = now + _LOG_EVERY_S
             logger.info("%s: %s", self.name, self._describe(done, now - self._begun))
 
-    def _draw(self, done: int) -> Any:
+    def _draw(self, done: int, spent_s: float) -> None:
         scaled = {"unit_scale": True, "unit_divisor": 1000} if self._unit == "B" else {}
         unit = self._unit if self._unit == "B" else f" {self._unit}".rstrip() or "it"
         self._bar = _bar_class()(
             desc=self.name,
             total=self.total,
-            initial=done,
+            initial=self._first,
             unit=unit,
-            delay=self._delay_s,
             ncols=shutil.get_terminal_size().columns if _has_no_size() else None,
             dynamic_ncols=not _has_no_size(),
             **scaled,
         )
-        return self._bar
+        if self._bar.disable:  # by tqdm's own environment variable
+            return
+        self._bar.start_t -= spent_s
+        self._bar.set_postfix_str(self._text, refresh=False)
+        self._bar.n = done
+        self._bar.refresh()
 
     def _describe(self, done: int, spent_s: float) -> str:
         if self.total is None:
@@ -165,8 +175,11 @@ class Progress:
         if not _is_drawn():
             logger.info("%s: %s", self.name, text)
             return
-        bar = self._bar or self._draw(0)
-        bar.set_postfix_str(text)
+        self._text = text
+        if self._bar is None:
+            self._begin(0)
+        else:
+            self._bar.set_postfix_str(text)
 
     def end(self) -> None:
         """Ends the line of the bar, so that other output begins on a new one. Calling it again does nothing."""

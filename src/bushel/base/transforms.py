@@ -150,8 +150,19 @@ def method(transform: Any, kind: type, name: str) -> Callable[..., Any]:
         return transform
     raise TypeError(
         f"`{name}` takes a function or a {kind.__name__} transformation, "
-        f"got {transform!r} of type {type(transform).__name__}."
+        f"got {transform!r} of type {type(transform).__name__}.{_suggest_function(transform, name)}"
     )
+
+
+def _suggest_function(value: Any, name: str) -> str:
+    """What to write instead of something that is not a function."""
+    if isinstance(value, str):
+        return f" Write `{name}(lambda element: element[{value!r}])`."
+    if name == "filter":
+        return " For a column, or one bool for each element, write `where(...)`."
+    if isinstance(value, (list, tuple)) and name == "map":
+        return " For several functions write `.map(first).map(second)`."
+    return ""
 
 
 def short_name(transform: Any) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.blocks import Block
 from bushel.base.errors import PositionOutOfRange
 from bushel.base.options import DatasetOptions, ReadOptions
@@ -117,7 +118,8 @@ class PositionDelivery(Delivery):
 
     def _find_row(self, index: int) -> int:
         if not 0 <= index <= self._length:
-            raise IndexError(f"Checkpoint `next_index` {index} is out of range for dataset of length {self._length}.")
+            length = checks.show_length(self._length)
+            raise IndexError(f"Checkpoint `next_index` {index} is out of range for dataset of length {length}.")
         return index
 
     def _state_of_rows(self, mark: Mark) -> State:

@@ -28,7 +28,7 @@ HEADROOM = 1.1
 _TIME_THE_STAGES = 'iterate over ds.with_options(execution_tracking_mode="stage_timing"), where ds is the IterDataset.'
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Report:
     """Where the time of an iterator went. Print it to see all of it; `verdict` has only the last lines.
 
@@ -72,7 +72,7 @@ class Report:
             skipped=self.skipped - earlier.skipped,
         )
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         parts = [tables.as_text(_HEAD, self._make_rows(), left=2), self._summarize()] if self.elements else []
         return "\n\n".join([*parts, self._conclude()])
 

@@ -10,12 +10,12 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from bushel.base import blocks
+from bushel.base import blocks, hints
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
 from bushel.base.contents import remove_padding
@@ -127,6 +127,12 @@ class Column(NDArrayOperatorsMixin):
             fields = f"it has the fields {list(self.dtype.names)}" if self.dtype.names else "it has none"
             raise KeyError(f"column[{field!r}] takes the name of a field; {fields}. For values use np.asarray(column).")
         return self._with_values([part.values[field] for part in self._parts])
+
+    if not TYPE_CHECKING:  # so that a type checker still reports missing names
+
+        def __getattr__(self, name: str) -> Any:
+            """Explains a name that is missing. Python calls this only for missing names."""
+            hints.raise_missing(self, "Column", name, hints.COLUMN)
 
     def __repr__(self) -> str:
         return f"Column({len(self):,} x {self.dtype})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable
@@ -34,7 +35,7 @@ class SourceRecord:
         return f"record {self.record} of {self.source}, epoch {self.epoch}{through}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
     """What one element of a dataset is made of.
 
@@ -47,16 +48,24 @@ class Explanation:
     index: int
     records: tuple[SourceRecord, ...]
 
-    def __str__(self) -> str:
-        return "\n".join([f"element {self.index} is made of", *(f"  {record}" for record in self.records)])
+    def __repr__(self) -> str:
+        lines = [f"  {record}{f' ({times} times)' if times > 1 else ''}" for record, times in self._count().items()]
+        return "\n".join([f"element {self.index} is made of", *lines])
 
     def _repr_html_(self) -> str:
+        counted = self._count()
         rows = [
-            (record.source, str(record.record), str(record.epoch), ".".join(map(str, record.component)))
-            for record in self.records
+            (record.source, str(record.record), str(record.epoch), ".".join(map(str, record.component)), str(times))
+            for record, times in counted.items()
         ]
-        head = ("source", "record", "epoch", "component")
-        return tables.paragraph(f"element {self.index} is made of") + tables.as_html(head, rows)
+        head = ("source", "record", "epoch", "component", "times")
+        width = len(head) if len(counted) < len(self.records) else -1
+        table = tables.as_html(head[:width], [row[:width] for row in rows])
+        return tables.paragraph(f"element {self.index} is made of") + table
+
+    def _count(self) -> collections.Counter[SourceRecord]:
+        """How many times each record is in the element, in the order in which they come first."""
+        return collections.Counter(self.records)
 
 
 _PlacedRecord = tuple[tuple[int, ...], SourceRecord]

@@ -118,7 +118,8 @@ class Slice(Reindex):
 
     def call(self) -> str:
         step = "" if self.step == 1 else f", {self.step}"
-        return f"slice(slice({self.start}, {self.stop}{step}))"
+        stop = None if checks.is_endless(abs(self.stop)) else self.stop
+        return f"slice(slice({self.start}, {stop}{step}))"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from bushel.base import tables, trees
-from bushel.base.checks import INFINITE
+from bushel.base import checks, tables, trees
 from bushel.base.errors import describe_error
 from bushel.graph.node import MapNode, Node
 from bushel.graph.streams import StreamNode
 
 _WIDTH = 100
+_LONG = 80
+"""The shapes of an element in a table are not written again if they are longer than this."""
 
 
 def text(node: Node) -> str:
@@ -31,15 +32,23 @@ def text(node: Node) -> str:
     return "\n".join([head, *(f"    .{call}" for call in calls[1:])])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Description:
     """The steps of a pipeline. Print it, or let a notebook show it."""
 
     steps: tuple[tuple[str, str, str], ...]
     """For each step: the call, the number of elements, and the shapes of an element; "" where one is not known."""
 
-    def __str__(self) -> str:
-        return tables.as_text(_HEAD, self.steps, left=3)
+    def __repr__(self) -> str:
+        return tables.as_text(_HEAD, self._shorten(), left=3, width=tables.find_width())
+
+    def _shorten(self) -> list[tuple[str, str, str]]:
+        """The rows, without the shapes of an element where they are long and those of the row before."""
+        before = [None, *(element for *_, element in self.steps)]
+        return [
+            (call, length, "(the same)" if element == last and len(element) > _LONG else element)
+            for (call, length, element), last in zip(self.steps, before)
+        ]
 
     def _repr_html_(self) -> str:
         return tables.as_html(_HEAD, self.steps)
@@ -60,9 +69,8 @@ def describe(node: Node, read_one: Callable[[Node], Any] | None = None) -> Descr
 
 
 def _format_length(step: Node) -> str:
-    # Batches and shards of an endless dataset have fewer elements than INFINITE, but they are endless, too.
     length = step.length if isinstance(step, (MapNode, StreamNode)) else None
-    return "" if length is None else "endless" if length >= INFINITE >> 16 else f"{length:,}"
+    return "" if length is None else checks.show_length(length)
 
 
 def _format_shapes(step: Node, read_one: Callable[[Node], Any] | None) -> str:

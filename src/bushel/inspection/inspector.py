@@ -20,6 +20,8 @@ from bushel.view.paths import find_folder_files, is_folder
 from bushel.view.scripts import is_python_target, is_script, show_target
 from bushel.view.targets import as_dataset, load_target
 
+_TARGETS = "Name a file, a folder, a pattern such as 'data/*.parquet', or a dataset in a script: train.py:make_dataset."
+
 
 def inspect_target(
     target: str,
@@ -49,7 +51,7 @@ def inspect_target(
         return _inspect_tfds(facts, path, given, scan)
     files = _find_files(path, given)
     if files == [path] and not is_url(path) and not os.path.exists(path):
-        raise FileNotFoundError(f"{facts.target} does not exist.")
+        raise FileNotFoundError(f"{facts.target} does not exist. {_TARGETS}")
     return _inspect_files(facts, files, given, scan)
 
 
@@ -141,7 +143,7 @@ def _inspect_files(
         if is_web(first):
             raise explain_web_folder(first)
         if is_url(first) and not file_exists(first, options):
-            raise FileNotFoundError(f"{redact.show(first)} does not exist.")
+            raise FileNotFoundError(f"{redact.show(first)} does not exist. {_TARGETS}")
         raise ValueError(
             f"Bushel does not know the format of {redact.show(first)}: it ends in none of "
             f"{', '.join(sorted(list_endings(readable=False)))}."

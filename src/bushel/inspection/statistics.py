@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import tables
+from bushel.base import checks, tables
 from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress, Shown
 from bushel.base_dataset import wrap
 from bushel.dataset import IterDataset, MapDataset
+from bushel.graph.portions import Limit, RepeatStream
 from bushel.sources.tf_example import decode_example
 from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.module_spec import ModuleSpec
@@ -172,15 +173,34 @@ def measure_elements(
     return found | ({"left out": left_out} if left_out else {})
 
 
+def _has_no_end(node: Any) -> bool:
+    """Whether a pipeline never ends, also where its length is not known since a step drops elements."""
+    if isinstance(node, Limit):
+        return False
+    if node.length is not None:
+        return checks.is_endless(node.length)
+    if isinstance(node, RepeatStream) and node.num_epochs is None:
+        return True
+    return bool(node.parents) and all(map(_has_no_end, node.parents))
+
+
+_ENDLESS = (
+    "Statistics of an endless data set cannot be computed. Look at its first elements: `--limit 1000` (in Python "
+    "`limit=1000`), or leave out `repeat()`."
+)
+
+
 def _open_stream(dataset: Any, limit: int | None, workers: int) -> tuple[IterDataset[Any], int | None]:
     total: int | None = None
     if isinstance(dataset, MapDataset):
         if limit is None and is_endless(dataset):
-            raise ValueError("Statistics of an endless data set cannot be computed: pass --limit.")
+            raise ValueError(_ENDLESS)
         dataset = dataset if limit is None else dataset[:limit]
         total = len(dataset)
         stream = dataset.to_iter_dataset()
     else:
+        if limit is None and _has_no_end(dataset._node):
+            raise ValueError(_ENDLESS)
         stream = dataset if limit is None else dataset.limit(limit)
         total = limit
     watched = watch_padding(stream._node)

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bushel.base import trees
+from bushel.base import checks, trees
 from bushel.base.blocks import Columns
+from bushel.base.hints import explains_arguments
 from bushel.jit import record_order
 from bushel.jit.device_columns import get_row_spec, is_column, make_columns, take_rows
 from bushel.jit.pytree import build, child, pytree_dataclass, set_attributes
@@ -45,6 +46,12 @@ class ArraySource(RecordSource):
     columns: Tree = child()
     order: record_order.RecordOrder = child()
 
+    @explains_arguments(
+        "Write `ArraySource(arrays)`.",
+        shuffle='Write `ordering="shuffle"` or `ordering="sequential"`.',
+        seed="Write `loader.init_state(seed)`.",
+        batch_size="Write `DataLoader([source, BatchTransform({0})])`.",
+    )
     def __init__(self, data: Tree, ordering: str = "shuffle", *, where: Any = None, weights: Any = None):
         columns, length = make_columns(data)
         if weights is not None and where is not None:
@@ -119,6 +126,8 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Tree:
         raise TypeError(f"dataset_to_jax takes a data set with __len__ and __getitem__, got {type(dataset).__name__}.")
     if len(dataset) == 0:
         raise ValueError("dataset_to_jax needs at least one element, got an empty data set.")
+    if checks.is_endless(len(dataset)):
+        raise ValueError("dataset_to_jax takes all elements, but this data set has no end: leave out `repeat()`.")
     if hasattr(dataset, "arrays"):
         stacked = dataset.arrays()
     else:

@@ -6,13 +6,15 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bushel.base import hints
 from bushel.base.errors import StateMismatch
+from bushel.base.hints import explains_arguments
 from bushel.jit.common_transforms import MapTransform
 from bushel.jit.pytree import Static, build, is_array
 from bushel.jit.source import IndexedSource, IndexedState, Source, Tree, is_source
@@ -53,6 +55,13 @@ class _Parts:
         return parts
 
 
+_CALL = "Write `DataLoader([source, BatchTransform(4)])`."
+_LOOP = (
+    "Write `for batch, mask in loader.iterate(loader.init_state(0)): ...` in Python, or "
+    "`loader.scan_epoch(state, carry, body)` for a whole epoch in one compiled loop."
+)
+
+
 class DataLoader:
     """A source and the transforms after it, run inside `jax.jit`.
 
@@ -71,8 +80,18 @@ class DataLoader:
     ([0, 1, 2], [True, True, True])
     """
 
+    @explains_arguments(
+        _CALL,
+        batch_size="Write `DataLoader([source, BatchTransform({0})])`.",
+        shuffle='Write `ArraySource(arrays, ordering="shuffle")`.',
+        num_workers="Leave it out: the data are on the device, and the loader is a part of the compiled program.",
+        drop_last="Write `BatchTransform(4, pad_last_batch=False)`.",
+        collate_fn="Write `batch_transform=...`: a function of a batch.",
+    )
     def __init__(self, pipeline: Source | Sequence[Any], batch_transform: Callable[[Tree], Tree] | None = None):
         self.source: Any = _compose(pipeline)
+        if batch_transform is not None and not callable(batch_transform):
+            raise TypeError(f"batch_transform must be a function of a batch, got {batch_transform!r}. {_CALL}")
         if batch_transform is not None:
             self.source = MapTransform(functools.partial(_call_without_mask, batch_transform))(self.source)
 
@@ -104,6 +123,20 @@ class DataLoader:
             # `lower` puts descriptions of arrays in their place, which `_Parts` would take for constants.
             vars(loader)["_parts"] = tuple(arrays), static
         return loader
+
+    if not TYPE_CHECKING:  # so that a type checker still reports missing names
+        __next__ = hints.Unsupported(f"A loader of bushel.jit has no position of its own. {_LOOP}")
+        __getitem__ = hints.Unsupported("Write `batch, mask = loader.batch_at(step, seed)` for a batch by its number.")
+
+        def __iter__(self) -> Any:
+            raise TypeError(f"A loader of bushel.jit has no position of its own. {_LOOP}")
+
+        def __dir__(self) -> list[str]:
+            return hints.list_names(self)
+
+        def __getattr__(self, name: str) -> Any:
+            """Explains a name that is missing. Python calls this only for missing names."""
+            hints.raise_missing(self, type(self).__name__, name, hints.JIT_LOADER)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.source!r}, steps_per_epoch={self.steps_per_epoch})"
@@ -270,7 +303,7 @@ def _compose(pipeline: Any) -> Any:
         raise ValueError("A pipeline needs a source, got an empty list.")
     source, *stages = pipeline
     if not is_source(source):
-        raise TypeError(f"A pipeline must begin with a source, got {source!r}.")
+        raise TypeError(f"A pipeline must begin with a source, such as `ArraySource(arrays)`, got {source!r}.")
     for number, stage in enumerate(stages, start=1):
         if not callable(stage):
             raise TypeError(f"Stage {number} of the pipeline must be a transform, got {stage!r}.")

@@ -43,7 +43,10 @@ def make_columns(data: Tree) -> tuple[Tree, int]:
         raise ValueError(f"A source needs at least one array, got {trees.describe(data)}.")
     for leaf in leaves:
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-            raise TypeError(f"A source takes a tree of arrays, got {trees.describe(data)}.")
+            raise TypeError(
+                f"A source takes a tree of arrays, got {trees.describe(data)}. Write `np.array(...)` for numbers in a "
+                "list, and `ds.batch(len(ds))[0]` for the elements of a MapDataset."
+            )
         if not isinstance(leaf, jax.Array) and np.dtype(leaf.dtype).kind not in "biufcV":
             raise TypeError(f"A source takes arrays of numbers, got {trees.describe(data)}.")
     count = count_rows(data)

@@ -6,6 +6,7 @@ Formats are loaded when they are first used, so that `import bushel` stays light
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from bushel.base import hints as _hints
 from bushel.base.blocks import Columns
 from bushel.base.errors import DamagedFile, TooLarge
 from bushel.sources.memory_sources import ArrayDataSource, RangeDataSource
@@ -66,7 +67,7 @@ if not TYPE_CHECKING:  # so that a type checker reports missing names
     def __getattr__(name: str) -> Any:
         """Loads the module of a name when the name is first used."""
         if name not in _WHERE:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise _hints.no_attribute(_hints.missing_in_module(__name__, name, __all__), name)
         value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
         globals()[name] = value
         return value

@@ -77,6 +77,16 @@ def find_format(path: str) -> FileFormat | None:
     return next((one for ending, one in _BY_ENDING if name.endswith(ending)), None)
 
 
+def find_ending(path: str) -> str:
+    """The ending of a path: the one that names its format, also before the number of a shard, or the last one.
+
+    >>> [find_ending(name) for name in ("x.csv.gz", "train.tfrecord-00000-of-00004", "notes.md")]
+    ['.csv.gz', '.tfrecord', '.md']
+    """
+    name = _SHARD.sub("", os.path.basename(path).lower())
+    return next((ending for ending, _ in _BY_ENDING if name.endswith(ending)), os.path.splitext(name)[1])
+
+
 def is_whole_file(path: str) -> bool:
     """Whether a file is one record: an image, a sound, a video, or a JSON document."""
     return redact.remove_query(path).lower().endswith(_WHOLE_FILES)

@@ -24,7 +24,8 @@ class IterableStream:
     iterable: Iterable[Any] | Callable[[], Iterable[Any]]
 
     def __post_init__(self) -> None:
-        if isinstance(self.iterable, (Generator, Iterator)):
+        # A dataset has a `__next__` that only explains, so `isinstance` takes it for an iterator; `hasattr` does not.
+        if isinstance(self.iterable, (Generator, Iterator)) and hasattr(self.iterable, "__next__"):
             raise TypeError(
                 f"{type(self.iterable).__name__} can be read only once, but a stream may be read again. Pass the "
                 "iterable that it reads, or a function that makes it: lambda: my_generator()."

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
+import re
 from typing import Any
 
 from bushel.base import redact
@@ -11,6 +13,8 @@ from bushel.sources import file_access, file_formats
 from bushel.sources.memory_sources import ArrayDataSource
 from bushel.sources.output_folders import join_path
 from bushel.sources.saved_elements import MANIFEST, SavedDataSource
+
+_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 class UnknownFormat(ValueError):
@@ -46,11 +50,52 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
     if _file_exists(join_path(text, "dataset_info.json"), storage_options):
         tfds = importlib.import_module("bushel.sources.tfds")
         return tfds.TFDSDataSource(text, tfds.get_only_split(text, storage_options), **options)
-    known = ", ".join(file_formats.list_endings())
-    raise UnknownFormat(
-        f"Bushel does not know the format of {redact.show(text)}: it ends in none of {known}, and it is not a folder "
-        "that ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources."
+    raise UnknownFormat(_explain_unknown(text))
+
+
+def _explain_unknown(text: str) -> str:
+    """Why a path cannot be opened, with the call that opens what is there."""
+    shown = redact.show(text)
+    if "://" not in text and os.path.isdir(text):
+        return _explain_folder(text, shown)
+    if re.fullmatch(r"[\w-]+(/[\w.-]+)?", text) and not os.path.exists(text):
+        return (
+            f"{shown} does not exist here. For a data set of the Hugging Face Hub, write "
+            f'`bushel.MapDataset.source(datasets.load_dataset("{text}", split="train"))`, or open the folder that '
+            f'`huggingface_hub.snapshot_download("{text}", repo_type="dataset")` returns.'
+        )
+    return (
+        f"Bushel does not know the format of {shown}: it ends in none of {', '.join(file_formats.list_endings())}, and it "
+        "is not a folder that ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources; "
+        "`bushel.sources.FileDataSource(path)` reads files of any format as bytes."
     )
+
+
+_SOME = 1000
+"""So many files of a folder are looked at, to see which formats are in it."""
+
+
+def _explain_folder(text: str, shown: str) -> str:
+    """What a folder holds, and the call that opens it."""
+    if os.path.exists(os.path.join(text, "meta", "info.json")):
+        return f"{shown} is a LeRobot data set. Write `bushel.trajectory.LeRobotSource({shown!r})`."
+    files = (os.path.join(above, name) for above, _, names in os.walk(text) for name in names)
+    endings: dict[str, list[str]] = {}
+    for file in itertools.islice(files, _SOME):
+        ending = file_formats.find_ending(file)
+        endings.setdefault(ending, []).append(file)
+    if not endings:
+        return f"{shown} is a folder without files. Name the folder or the files that hold the data."
+    ending, found = max(endings.items(), key=lambda entry: len(entry[1]))
+    folders = "" if all(os.path.dirname(file) == text.rstrip("/") for file in found) else "**/"
+    sharded = "*" if any(not file.lower().endswith(ending) for file in found) else ""
+    pattern = repr(f"{shown.rstrip('/')}/{folders}*{ending}{sharded}")
+    if ending in file_formats.list_endings():
+        call = f"`bushel.sources.open({pattern})`"
+    else:
+        decode = ", and decode their bytes with `bushel.sources.decode_image`" if ending in _IMAGES else ""
+        call = f"`bushel.sources.FileDataSource({pattern})` for records of whole files{decode}"
+    return f"{shown} is a folder of {ending or 'other'} files. Write {call}."
 
 
 def _file_exists(path: str, storage_options: dict[str, Any] | None) -> bool:

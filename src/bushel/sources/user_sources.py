@@ -6,7 +6,8 @@ imported here: the module name of an object's class says what the object is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import types
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,11 @@ def check_source(source: Any, what: str) -> None:
             "into memory, or its files to bushel.sources.ParquetDataSource."
         )
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
-        raise TypeError(
-            f"{what} needs `__len__` and `__getitem__`, got {name}. "
-            "For data that can only be read in order, write an IterDataset."
-        )
+        raise TypeError(f"{what} needs `__len__` and `__getitem__`, got {name}. {_make_source(source)}")
     if isinstance(source, str):
         raise TypeError(
-            f"{what} holds records, but {redact.clean(repr(source))} is a str. If it names files, open them with the "
-            "source of their format, such as bushel.sources.ArrayRecordDataSource. If its characters are the "
-            "records, pass list(text)."
+            f"{what} holds records, but {redact.clean(repr(source))} is a str. If it names files, open them: "
+            "`bushel.MapDataset.source(bushel.sources.open(path))`. If its characters are the records, pass list(text)."
         )
     if isinstance(source, Mapping) and isinstance(next(iter(source), 0), str):
         names = ", ".join(map(repr, list(source)[:8]))
@@ -40,6 +37,25 @@ def check_source(source: Any, what: str) -> None:
             f"{what} is read by position from 0 on, but this {name} has the keys {names}. "
             "Pass one of its values, or, for columns of arrays, bushel.sources.ArrayDataSource(...)."
         )
+
+
+def _make_source(value: Any) -> str:
+    """What to write so that a value without records by position can be read."""
+    if isinstance(value, (types.GeneratorType, types.FunctionType)):
+        return (
+            "Write `bushel.experimental.IterableIterDataset(function)` for a function that returns a generator, or "
+            "`list(...)` of it if the records fit into memory."
+        )
+    if isinstance(value, (set, frozenset)):
+        return "A set has no order: pass `sorted(...)` of it."
+    if hasattr(value, "_node"):
+        return "It is a dataset already: use it without `source`."
+    if isinstance(value, Iterable):
+        return (
+            "Pass `list(...)` of it if the records fit into memory. For data that can only be read in order, write an "
+            "IterDataset, or `bushel.experimental.IterableIterDataset(iterable)`."
+        )
+    return "Pass a list, an array, or a source of bushel.sources. For data that is read in order, write an IterDataset."
 
 
 def as_source(source: Any) -> Any:

@@ -63,5 +63,8 @@ class CheckpointHandler:
 def _find_iterator(item: Any, args: Any) -> Any:
     iterator = args.item if item is None and args is not None else item
     if not hasattr(iterator, "get_state") or not hasattr(iterator, "set_state"):
-        raise TypeError(f"CheckpointHandler takes an iterator with get_state and set_state, got {iterator!r}.")
+        raise TypeError(
+            f"CheckpointHandler takes an iterator with get_state and set_state, got {iterator!r}. Of a dataset, save "
+            "`it = iter(ds)`."
+        )
     return iterator

@@ -6,6 +6,8 @@ Names are loaded when they are first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from bushel.base import hints as _hints
+
 if TYPE_CHECKING:
     from bushel.trajectory import (
         data_utils,
@@ -151,7 +153,7 @@ if not TYPE_CHECKING:  # so that a type checker reports missing names
     def __getattr__(name: str) -> Any:
         """Loads the module of a name that is asked for the first time."""
         if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise _hints.no_attribute(_hints.missing_in_module(__name__, name, __all__), name)
         module = importlib.import_module(f"{__name__}.{_WHERE.get(name, name)}")
         value = getattr(module, name) if name in _WHERE else module
         globals()[name] = value

@@ -11,11 +11,12 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bushel.base import checks, trees
+from bushel.base import checks, hints, trees
+from bushel.base.hints import explains_arguments
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions, WorkerOptions
 from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
@@ -262,6 +263,7 @@ class TrajectoryDataset:
             )
         return self._replace(seed=checks.seed(seed))
 
+    @explains_arguments("Write `ds.batch(256)`.")
     def batch(self, batch_size: int, drop_remainder: bool = False) -> TrajectoryDataset:
         """Batches of consecutive frames, with stacked leaves."""
         if not self.is_flattened:
@@ -396,6 +398,7 @@ class TrajectoryDataset:
     def __iter__(self) -> DatasetIterator[Any]:
         return self.iterator()
 
+    @explains_arguments("Write `ds.iterator(workers=4)`.", num_workers="Write `workers={0}`.")
     def iterator(
         self, prefetch: int = 0, *, workers: int | None = 0, options: WorkerOptions | None = None
     ) -> DatasetIterator[Any]:
@@ -413,11 +416,31 @@ class TrajectoryDataset:
         chosen = MultiprocessingOptions(workers) if options is None else options
         return iter(stream if chosen.num_workers == 0 else single_pass.prefetch(stream, chosen))
 
+    if not TYPE_CHECKING:  # so that a type checker still reports missing names
+        __next__ = hints.Unsupported(
+            "A dataset is not an iterator. Write `it = ds.iterator()` once, then `next(it)` for each element."
+        )
+
+        def __dir__(self) -> list[str]:
+            return hints.list_names(self)
+
+        def __getattr__(self, name: str) -> Any:
+            """Explains a name that is missing. Python calls this only for missing names."""
+            hints.raise_missing(self, "TrajectoryDataset", name, hints.TRAJECTORIES, _methods_of_map_datasets())
+
     def __repr__(self) -> str:
         return repr(self.dataset)
 
     def _repr_html_(self) -> str:
         return self.dataset._repr_html_()
+
+
+@functools.cache
+def _methods_of_map_datasets() -> dict[str, str]:
+    """What to write for the methods of a MapDataset that a TrajectoryDataset has not."""
+    return {
+        name: f"Write `ds.dataset.{name}(...)`: that is a MapDataset." for name in vars(MapDataset) if name[0] != "_"
+    }
 
 
 # The identity in saved states holds the code of the next two functions: after a change of it the states of older runs

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from bushel.base.hints import explains_arguments
 from bushel.sources.paths import Options, Path
 from bushel.trajectory.config_values import as_mapping, refuse_unknown
 from bushel.trajectory.episode_builder import EpisodeBuilder
@@ -25,6 +26,7 @@ KINDS = tuple(_OPENERS)
 """The names of the formats."""
 
 
+@explains_arguments("Write `open_episodes(name, data_dir)`: the data set `name` in the folder `data_dir`.")
 def open_episodes(
     name: str,
     data_dir: Path,

@@ -19,7 +19,7 @@ _INLINE_S = 0.5  # starting a pool of workers takes longer than this
 
 def is_endless(ds: MapDataset[Any]) -> bool:
     """Whether a dataset has no end. Batches and shards of an endless dataset, whose length is smaller, count too."""
-    return len(ds) >= checks.INFINITE >> 16
+    return checks.is_endless(len(ds))
 
 
 def prefetch(stream: IterDataset[Any], options: WorkerOptions) -> IterDataset[Any]:

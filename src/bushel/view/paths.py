@@ -38,7 +38,9 @@ def open_path(path: str, *, split: str | None = None, options: dict[str, Any] | 
         if is_folder(path, options):
             return _open_files(*find_folder_files(path, options), options)
         if not (file_exists(path, options) if is_url(path) else os.path.exists(path)):
-            raise FileNotFoundError(f"{redact.show(path)} does not exist.") from None
+            raise FileNotFoundError(
+                f"{redact.show(path)} does not exist. Name a file, a folder, a pattern, or train.py:make_dataset."
+            ) from None
         raise
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-from bushel.base import redact, tables
+from bushel.base import checks, redact, tables
 from bushel.base.clean_python import SCRIPT_MODULE
 from bushel.data_loader import DataLoader
 from bushel.dataset import IterDataset, MapDataset
@@ -246,7 +246,7 @@ def _describe_dataset(value: Any) -> str:
     if not isinstance(value, MapDataset):
         return name
     length = len(value)
-    return f"{name}, endless" if length == sys.maxsize else f"{name}, {length:,} elements"
+    return f"{name}, endless" if checks.is_endless(length) else f"{name}, {length:,} elements"
 
 
 def _describe_function(function: types.FunctionType) -> str:

@@ -12,10 +12,14 @@ import cloudpickle
 
 from bushel.base.errors import PipelineNotSent
 from bushel.engine.pool import wire
+from bushel.engine.pool.unpicklable import find_unpicklable, is_picklable
 from bushel.engine.program import Program
 from bushel.engine.stream_program import StreamProgram
 
 T = TypeVar("T")
+
+
+_MAKE_THERE = "Make it inside the function when the function first needs it, or in `worker_init_fn` of `mp_prefetch`."
 
 
 def share(put: Callable[[Any], T], value: Any, describe: Callable[[], str]) -> T:
@@ -25,7 +29,9 @@ def share(put: Callable[[Any], T], value: Any, describe: Callable[[], str]) -> T
     except (OSError, MemoryError):  # the machine has no room: the object itself is not at fault
         raise
     except Exception as error:
-        raise PipelineNotSent(f"{describe()} cannot be sent to worker processes: {error}") from error
+        cause = _find_cause(value)
+        reason = f"{cause}. {_MAKE_THERE} ({error})" if cause else str(error)
+        raise PipelineNotSent(f"{describe()} cannot be sent to worker processes: {reason}") from error
 
 
 class ProgramTable(Generic[T]):
@@ -50,7 +56,7 @@ class ProgramTable(Generic[T]):
         """The number of a program, which is added if it is new; or an error that names what cannot be sent."""
         number = self._numbers.get(program)
         if number is None:
-            shared = share(self._put, program, lambda: _find_unpicklable(program))
+            shared = share(self._put, program, lambda: _find_operation(program)[0])
             number = next(self._unused_numbers)
             self._shared[number] = shared
             # cloudpickle holds them weakly. Without this list a class could be gone when a result names it.
@@ -75,15 +81,20 @@ class ProgramTable(Generic[T]):
         self._shared.clear()
 
 
-def _find_unpicklable(program: Program | StreamProgram) -> str:
-    """The first operation that cannot be pickled, as the user wrote it."""
+def _find_operation(program: Program | StreamProgram) -> tuple[str, Any]:
+    """The first operation that cannot be pickled, as the user wrote it, and the argument that cannot."""
     for node in program.list_operations():
         for value in node.parameters().values():
-            try:
-                cloudpickle.dumps(value)
-            except Exception:
-                return node.call()
-    return "The pipeline"
+            if not is_picklable(value):
+                return node.call(), value
+    return "The pipeline", None
+
+
+def _find_cause(value: Any) -> str:
+    """Which value of the user's cannot be pickled, with its place in the user's code; "" where that is not known."""
+    if isinstance(value, (Program, StreamProgram)):
+        return find_unpicklable(_find_operation(value)[1])
+    return find_unpicklable(value) if callable(value) else ""
 
 
 def explain_import_error(program: Program | StreamProgram, error: ImportError) -> str:

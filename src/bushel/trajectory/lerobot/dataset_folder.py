@@ -15,6 +15,7 @@ import io
 import json
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -91,6 +92,17 @@ class VideoPlace:
     stop_s: float | None = None
 
 
+def _download(path: Any) -> str:
+    """How to get a data set of the Hugging Face Hub, if a path looks like its name."""
+    text = os.fspath(path)
+    if not re.fullmatch(r"[\w-]+/[\w.-]+", text) or os.path.exists(text):
+        return ""
+    return (
+        " To get a data set of the Hugging Face Hub, write "
+        f'`huggingface_hub.snapshot_download("{text}", repo_type="dataset")`: it returns the folder.'
+    )
+
+
 class LeRobotFolder:
     """The description of a LeRobot data set, on disk or in a store.
 
@@ -113,7 +125,7 @@ class LeRobotFolder:
             self.info: dict[str, Any] = self._json("meta/info.json")
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(
-                f"There is no LeRobot data set: {redact.show(self.path)} holds no meta/info.json."
+                f"There is no LeRobot data set: {redact.show(self.path)} holds no meta/info.json.{_download(path)}"
             ) from None
         text = str(self.info.get("codebase_version", ""))
         if not text.startswith(("v2.", "v3.")):
