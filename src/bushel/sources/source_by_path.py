@@ -64,9 +64,10 @@ def _explain_unknown(text: str) -> str:
             f'`bushel.MapDataset.source(datasets.load_dataset("{text}", split="train"))`, or open the folder that '
             f'`huggingface_hub.snapshot_download("{text}", repo_type="dataset")` returns.'
         )
+    known = ", ".join(file_formats.list_endings())
     return (
-        f"Bushel does not know the format of {shown}: it ends in none of {', '.join(file_formats.list_endings())}, and it "
-        "is not a folder that ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources; "
+        f"Bushel does not know the format of {shown}: it ends in none of {known}, and it is not a folder "
+        "that ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources; "
         "`bushel.sources.FileDataSource(path)` reads files of any format as bytes."
     )
 
