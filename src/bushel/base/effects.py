@@ -1,7 +1,7 @@
-"""Whether calls of a user's function only read: proven by its bytecode, by its globals, and by the types of the elements.
+"""Whether calls of a user's function only read: proven by its code, its globals, and the types of the elements.
 
-Such a function writes into nothing, keeps nothing, and calls no code of the user's. So the elements that it gets need not
-be private. The function is not run. If the code does not tell, the function may write, which costs copies, nothing else.
+Such a function writes into nothing, keeps nothing, and calls no code of the user's. So the elements that it gets need
+not be private. The function is not run. If nothing is proven, the function may write, which costs copies and no more.
 """
 
 from __future__ import annotations
@@ -88,14 +88,16 @@ class Reading:
             if not _is_known_value(_find_global(function, path), in_call):
                 return False
         try:
-            cells = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ())))
+            cells = dict(
+                zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ()))
+            )
         except ValueError:  # an empty cell
             return False
         return all(name in cells and _is_known_value(cells[name], in_call) for name, in_call in loads.cells)
 
 
 def _find_global(function: types.FunctionType, path: _Path) -> Any:
-    """The object of a path; the last module on it that is not NumPy's, or an object that is not known, if there is one."""
+    """The object of a path. If it lies in a module that is not NumPy's, that module."""
     name, *rest = path
     value = function.__globals__.get(name, vars(builtins).get(name, _UNKNOWN))
     while rest and type(value) is types.ModuleType and value.__name__.partition(".")[0] == "numpy":
@@ -117,8 +119,10 @@ def find_reading(function: Any) -> Reading | None:
     """The proof that a function only reads, for elements of known types; None if its code does not tell.
 
     >>> reading = find_reading(lambda x: {"image": x["image"].astype(np.float32) / 255, "label": x["label"] + 1})
-    >>> reading.proves([{"image": np.zeros(2, np.uint8), "label": 3}]), reading.proves([{"image": object(), "label": 3}])
-    (True, False)
+    >>> reading.proves([{"image": np.zeros(2, np.uint8), "label": 3}])
+    True
+    >>> reading.proves([{"image": object(), "label": 3}])
+    False
     >>> find_reading(lambda x: x.fill(0)), find_reading(lambda x: x["a"].sum(out=x["b"]))
     (None, None)
     """

@@ -1,16 +1,16 @@
 """The gate: an element that passes it shares no memory with anything else.
 
-An element must be private, because a user's function and the training loop may write into it. So each object passes this
-gate where it comes from code that is not ours, or from memory that outlives the element: sources, users' functions and
-iterators, caches, other processes. An object that nothing else refers to is private already: CPython counts the
-references to each object, and a new object has exactly one, from the container that it is in. Any other object is copied.
+An element must be private, because a user's function and the training loop may write into it. So each object passes
+this gate where it comes from code that is not ours, or from memory that outlives the element: sources, users' functions
+and iterators, caches, other processes. An object that nothing else refers to is private already: CPython counts the
+references to each object, and a new object has exactly one, from the container that it is in. Others are copied.
 
 What the gate does with each kind of object:
 
 - Numbers, texts, bytes and other objects that nobody can change pass as they are. So do keys of dicts, entries of sets,
-  functions, classes, modules, locks and open files, arrays of JAX and objects of PyArrow.
+  functions, classes, modules, locks, threads and open files, datasets, arrays of JAX and objects of PyArrow.
 - A dict, list, tuple or NamedTuple passes if it is new. Its parts go through the gate one by one.
-- An array passes if it is new, can be written, and owns its memory or is the only view of memory that nothing else holds.
+- An array passes if it is new and can be written, and it owns its memory or is the only one that refers to that memory.
 - An object of a class without hidden state (a dataclass, for example) passes if it is new and so are all of its parts.
 - All other objects are copied: with `copy.deepcopy`, where the package has no better way.
 - An object that cannot be copied passes if it is new; otherwise it is an error.
@@ -230,7 +230,7 @@ class _Plain:
 
 @functools.lru_cache(maxsize=1024)
 def _has_no_hidden_state(kind: type) -> bool:
-    """Whether all that objects of a class hold is in their `__dict__`, and the class has no way of its own to copy them.
+    """Whether all that objects of a class hold is in their `__dict__`, and the class does not say how to copy them.
 
     An object with slots, or with state in C, is larger than one of an empty class.
     """
@@ -264,6 +264,7 @@ _PASSED = (
     enum.Enum,
     type(threading.Lock()),
     type(threading.RLock()),
+    threading.Thread,
 )
 """Classes of objects that are no data: they pass the gate as they are."""
 
@@ -271,7 +272,7 @@ _PASSED = (
 @functools.lru_cache(maxsize=1024)
 def _is_passed(kind: type) -> bool:
     """Whether objects of a class pass as they are: they cannot be changed, or a copy of them would do harm."""
-    if issubclass(kind, _PASSED):
+    if issubclass(kind, _PASSED) or getattr(kind, "_is_no_data", False) is True:
         return True
     if issubclass(kind, io.IOBase):  # an open file; but BytesIO and StringIO are memory
         return not issubclass(kind, (io.BytesIO, io.StringIO))
@@ -373,8 +374,8 @@ def _copy_object(value: Any) -> Any:
     except Exception as error:
         kind = type(value)
         raise _NotCopied(
-            f"An element contains an object of class {kind.__module__}.{kind.__qualname__}, which something else refers "
-            f"to and which cannot be copied ({type(error).__name__}: {error}). Elements must be private, so that a "
+            f"An element contains an object of class {kind.__module__}.{kind.__qualname__}, to which something else "
+            f"refers, and which cannot be copied ({type(error).__name__}: {error}). Elements must be private, so that a "
             "function may write into them. Return a new object for each element, or leave it out of the elements. If "
             "the object may be shared, give its class a method `__deepcopy__(self, memo)` that returns `self`."
         ) from error
@@ -406,8 +407,6 @@ def _list_parts(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
     for name, part in list(getattr(value, "__dict__", {}).items()) if not isinstance(value, type) else ():
         yield part, functools.partial(vars(value).__setitem__, name)
     for base in type(value).__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            slot = vars(base).get(name)
+        for name, slot in list(vars(base).items()) if "__slots__" in vars(base) else ():
             if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name):
                 yield getattr(value, name), functools.partial(slot.__set__, value)

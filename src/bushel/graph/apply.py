@@ -126,6 +126,7 @@ class _Step:
 
     node: _PerElement
     operation: Operation
+
     def __post_init__(self) -> None:
         kind = self.operation.kind
         self.counts = kind.count_key is not None
@@ -157,7 +158,7 @@ class _Chain:
     def run(self, rows: list[Any], where: Callable[[_Step, int], str], owned: bool, private: bool) -> list[Any]:
         """The rows after all steps. See `Operation.run` for the arguments. The list `rows` is empty afterwards."""
         count = len(rows)
-        # What such functions return for elements of known types is of known types, too. So one look at the rows is enough.
+        # For elements of known types such functions return known types, too. So one look at the rows is enough.
         only_reads = self._readings[0] is not None and self._readings[0].proves(rows)
         only_reads = only_reads and all(reading is not None and reading.proves(()) for reading in self._readings)
         left: Any = iter(rows) if only_reads else rows

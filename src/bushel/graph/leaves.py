@@ -81,6 +81,7 @@ class Source(Leaf):
             return lambda which, indices: _ArraysRead(arrays, which, indices % lengths[which])
         if any(get_batch_reader(node.source) is not None for node in nodes):
             return None
+
         def plan(which: np.ndarray, indices: np.ndarray) -> Plan:
             return _SingleReadsOfMany(nodes, which.tolist(), (indices % lengths[which]).tolist())
 

@@ -216,9 +216,7 @@ class _ByManyOperations(Plan):
                 raise RowFailed(int(here[failed.row]), failed.error) from failed.error
         return merge_rows(parts, len(which))
 
-    def _run(
-        self, operation: Operation, block: Block, low: int, here: np.ndarray, owned: bool, private: bool
-    ) -> Block:
+    def _run(self, operation: Operation, block: Block, low: int, here: np.ndarray, owned: bool, private: bool) -> Block:
         """Runs an operation on the rows `low + here` of the plan."""
 
         def where(row: int) -> str:

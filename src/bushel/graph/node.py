@@ -74,7 +74,9 @@ def take_in_order(read: Callable[[int, int], Block], low: int, high: int) -> Blo
         raise
 
 
-def raise_for_row(error: Exception, count: int, left: Iterator[Any] | list[Any], where: Callable[[int], str]) -> NoReturn:
+def raise_for_row(
+    error: Exception, count: int, left: Iterator[Any] | list[Any], where: Callable[[int], str]
+) -> NoReturn:
     """Raises the RowFailed for an error in a loop over `count` rows, of which `left` has the rest.
 
     The row that failed follows from how many rows are left. So the loop itself need not count rows.

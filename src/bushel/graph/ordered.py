@@ -67,7 +67,9 @@ class BatchCursor(Cursor):
 
     def _next_batch(self) -> Any:
         batch_fn = self.node.batch_fn
-        while (gathered := [self._gather()])[0] is not None:
+        while (elements := self._gather()) is not None:
+            gathered = [elements]
+            del elements  # the gate counts who holds what a batch is made of
             try:
                 batch = [make_batch(gathered.pop(), batch_fn)]
                 return batch[0] if is_ours(batch_fn) else own(batch)[0]
