@@ -19,6 +19,7 @@ What the gate does with each kind of object:
 from __future__ import annotations
 
 import array
+import collections
 import copy
 import enum
 import functools
@@ -309,6 +310,8 @@ def _find_copier(kind: type) -> Callable[[Any], Any]:
         return _copy_tensor
     if package == "pandas":
         return _copy_by_pickle
+    if issubclass(kind, (dict, list, collections.deque)) and not hasattr(kind, "__deepcopy__"):
+        return _copy_container
     return _copy_object
 
 
@@ -368,32 +371,52 @@ def _copy_by_pickle(value: Any) -> Any:
 
 
 def _copy_object(value: Any) -> Any:
-    """A deep copy of any object, in which no array is there twice."""
+    """A deep copy of any object. No array, list or dict is in it twice."""
     try:
         copied = copy.deepcopy(value)
     except Exception as error:
         kind = type(value)
+        name = f"{kind.__module__}.{kind.__qualname__}"
         raise _NotCopied(
-            f"An element contains an object of class {kind.__module__}.{kind.__qualname__}, to which something else "
-            f"refers, and which cannot be copied ({type(error).__name__}: {error}). Elements must be private, so that a "
-            "function may write into them. Return a new object for each element, or leave it out of the elements. If "
-            "the object may be shared, give its class a method `__deepcopy__(self, memo)` that returns `self`."
+            f"An element contains an object of class {name}, to which something else refers, and which cannot be copied "
+            f"({type(error).__name__}: {error}). Elements must be private, so that a function may write into them. "
+            "Return a new object for each element, or leave it out of the elements. If the object may be shared, give "
+            "its class a method `__deepcopy__(self, memo)` that returns `self`."
         ) from error
     if copied is not value:
-        _separate(copied, set())
+        _separate(copied, {id(copied)}, {id(copied)})
     return copied
 
 
-def _separate(value: Any, seen: set[int]) -> None:
-    """Copies arrays that are in a deep copy twice. Other objects that are in it twice may point at each other."""
-    if id(value) in seen or type(value) in IMMUTABLE or _is_passed(type(value)):
-        return
-    seen.add(id(value))
+_LEAVES = (np.ndarray, bytearray, array.array, list, dict, set, collections.deque)
+
+
+def _separate(value: Any, seen: set[int], path: set[int]) -> None:
+    """Copies arrays, lists and dicts that are in a deep copy twice.
+
+    Objects of other classes that are in it twice stay as they are, since they may point at each other.
+
+    Args:
+      value: a part of the copy.
+      seen: the addresses of the parts that were seen before.
+      path: the addresses of the parts that this part is in, and its own.
+    """
     for part, put in _list_parts(value):
-        if isinstance(part, (np.ndarray, bytearray, array.array)) and id(part) in seen:
+        if type(part) in IMMUTABLE or _is_passed(type(part)) or id(part) in path:
+            continue
+        if id(part) not in seen:
+            seen.add(id(part))
+            _separate(part, seen, path | {id(part)})
+        elif isinstance(part, _LEAVES):
             put(copy_value(part))
-        else:
-            _separate(part, seen)
+
+
+def _copy_container(value: Any) -> Any:
+    """A copy of a list, dict or deque of a class of its own, in which each part is copied by itself."""
+    copied = copy.copy(value)
+    for part, put in _list_parts(copied):
+        put(_copy(part))
+    return copied
 
 
 def _list_parts(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
@@ -401,12 +424,13 @@ def _list_parts(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
     if isinstance(value, dict):
         for key, part in list(dict.items(value)):
             yield part, functools.partial(dict.__setitem__, value, key)
-    elif isinstance(value, list):
+    elif isinstance(value, (list, collections.deque)):
+        kind = list if isinstance(value, list) else collections.deque
         for place, part in enumerate(list(value)):
-            yield part, functools.partial(list.__setitem__, value, place)
-    for name, part in list(getattr(value, "__dict__", {}).items()) if not isinstance(value, type) else ():
+            yield part, functools.partial(kind.__setitem__, value, place)
+    for name, part in list(getattr(value, "__dict__", {}).items()):
         yield part, functools.partial(vars(value).__setitem__, name)
     for base in type(value).__mro__:
-        for name, slot in list(vars(base).items()) if "__slots__" in vars(base) else ():
+        for name, slot in list(vars(base).items()) if "__slots__" in vars(base) else []:
             if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name):
                 yield getattr(value, name), functools.partial(slot.__set__, value)

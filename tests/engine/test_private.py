@@ -1,0 +1,55 @@
+"""The law of private elements: an element shares no memory with anything else, whatever lies between it and its source.
+
+`tests/private_pipelines.py` draws the pipelines, and models what they must give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from private_pipelines import InMessages, find_difference
+
+from bushel.engine.processes.executor import Processes
+from bushel.engine.tasks import Executor, Threads
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Executor]:
+    executor = Processes(2)
+    yield executor
+    executor.close()
+
+
+@pytest.mark.parametrize("first", range(0, 150, 25))
+def test_elements_are_private_in_the_consumer(first):
+    for seed in range(first, first + 25):
+        assert find_difference(seed, None) is None
+
+
+@pytest.mark.parametrize("first", range(1000, 1100, 25))
+def test_elements_are_private_where_results_travel_in_messages(first):
+    for seed in range(first, first + 25):
+        assert find_difference(seed, InMessages()) is None
+
+
+def test_elements_are_private_in_threads():
+    executor = Threads(2)
+    try:
+        for seed in range(2000, 2025):
+            assert find_difference(seed, executor) is None
+    finally:
+        executor.close()
+
+
+def test_elements_are_private_with_workers(workers):
+    for seed in range(3000, 3025):
+        assert find_difference(seed, workers) is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_elements_of_many_pipelines_are_private(workers):
+    for seed in range(10_000, 30_000):
+        executor = (None, InMessages(), None, workers if seed % 40 == 3 else InMessages())[seed % 4]
+        assert find_difference(seed, executor) is None
