@@ -1,7 +1,7 @@
 """Random pipelines whose parts alias, keep and overwrite all they can, and a model of each that copies everything.
 
-`draw(seed)` makes a pipeline and what it must give. The model runs the same functions on the same records. But it copies
-what a function gets and what it returns, so that nothing is shared. If Bushel's elements are private, both are equal.
+`draw_case(seed)` makes a pipeline and what it must give. The model runs the same functions on the same records. But it
+copies what a function gets and what it returns, so nothing is shared. If Bushel's elements are private, both are equal.
 """
 
 from __future__ import annotations
@@ -110,6 +110,9 @@ class Slotted:
     a: Any
     b: Any
     n: int
+
+    def __reduce__(self) -> Any:
+        return Slotted, (self.a, self.b, self.n)
 
 
 class Own:
@@ -282,7 +285,7 @@ def number_of(x: Any) -> int:
     return int(np.reshape(parts_of(x)[2], -1)[0])
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _memo_in_c(key: Any) -> list[Any]:
     return []
 
@@ -391,11 +394,15 @@ class Splitter(bushel.transforms.FlatMap):
 
     def flat_map(self, element: Any) -> Any:
         made = self.function(element)
-        return [made, made]
+        return self.yield_one_buffer(made) if self.lazily else [made, made]
+
+    def yield_one_buffer(self, made: Any) -> Iterator[Any]:
+        for way in (0, 1):
+            yield made
+            write(made, way, 0)
 
     def __call__(self, element: Any) -> Any:
-        made = self.flat_map(element)
-        return iter(made) if self.lazily else made
+        return self.flat_map(element)
 
 
 READERS: dict[str, Callable[[Any], Any]] = {
@@ -459,10 +466,14 @@ class Buffer(Made):
         for old, part in zip(parts_of(self.record)[:2], parts_of(new)[:2]):
             overwrite(old, part)
         if isinstance(self.record, dict):
-            self.record["n"] = parts_of(new)[2]
+            texts = {name: part for name, part in zip("ab", parts_of(new)) if isinstance(part, str)}
+            self.record.update(texts, n=parts_of(new)[2])
             return self.record
         make = CONTAINERS[_NAMES[type(self.record)]][1] if type(self.record) in _NAMES else CONTAINERS["Elements"][1]
-        return make(*parts_of(self.record)[:2], parts_of(new)[2])
+        leaves = [
+            part if isinstance(part, str) else old for old, part in zip(parts_of(self.record)[:2], parts_of(new)[:2])
+        ]
+        return make(*leaves, parts_of(new)[2])
 
 
 def overwrite(old: Any, new: Any) -> None:
@@ -628,15 +639,27 @@ def twin(function: Callable[[Any], Any], elements: list[Any], number: int = 1) -
     return [pure(elements[place]) for place in function(streams[0] if number == 1 else streams)]
 
 
+def choose_reader(draw: random.Random, case: Case) -> str | None:
+    """A function whose code only reads, and that can read these elements; None if the one that was drawn cannot."""
+    name, rows = draw.choice(list(READERS)), case.expected
+    plain = case.stackable and all(type(row) is dict and set(row) == {"a", "b", "n"} for row in rows)
+    plain = plain and all(type(row[key]) is np.ndarray for row in rows for key in "ab")
+    flat = plain and all(row[key].ndim == 1 and len(row[key]) > 3 for row in rows for key in "ab")
+    numbers = plain and not any(row["a"].dtype.names for row in rows)
+    if name in ("views", "flat"):
+        return name if flat else None
+    return name if (numbers if name == "one array twice" else plain) else None
+
+
 def add_map_stage(draw: random.Random, case: Case) -> None:
     """One more operation with random access."""
     seed = draw.randrange(1 << 30)
     function, model = Function(random.Random(seed)), Function(random.Random(seed))
     stage = draw.choice(
-        ["map", "map", "map", "map_with_index", "random_map", "reader", "slice", "repeat", "mix", "concatenate", "zip"]
-    )
+        ["map", "map", "map", "map_with_index", "random_map", "reader", "reader", "reader", "reader", "flat_map",
+         "batch_fn", "slice", "repeat", "mix", "concatenate", "zip"]
+    )  # fmt: skip
     ds, expected = case.ds, case.expected
-    plain = case.stackable and all(type(row) is dict and set(row) == {"a", "b", "n"} for row in expected)
     match stage:
         case "map":
             case.ds, case.expected = ds.map(function), apply_purely(model, expected)
@@ -645,11 +668,21 @@ def add_map_stage(draw: random.Random, case: Case) -> None:
             case.expected = apply_purely(model, expected)
         case "random_map":
             case.ds, case.expected = ds.random_map(function, seed=1), apply_purely(model, expected)
+        case "batch_fn":
+            if not expected or isinstance(expected[0], Group):
+                return
+            batch, model_batch = Batcher(random.Random(seed)), Batcher(random.Random(seed))
+            case.ds = ds.batch(3, batch_fn=batch)
+            groups = [expected[start : start + 3] for start in range(0, len(expected), 3)]
+            case.expected = [pure(model_batch(list(map(pure, group)))) for group in groups]
+        case "flat_map":
+            if len(expected) > 30:
+                return
+            split, model_split = Splitter(random.Random(seed)), Splitter(random.Random(seed))
+            case.ds = bushel.experimental.FlatMapMapDataset(ds, split)
+            case.expected = [pure(part) for row in expected for part in model_split.flat_map(pure(row))]
         case "reader":
-            name = draw.choice(list(READERS))
-            flat = plain and all(row[key].ndim == 1 and len(row[key]) > 3 for row in expected for key in "ab")
-            numbers = plain and not any(row["a"].dtype.names for row in expected)
-            if (name in ("views", "flat") and not flat) or (name == "one array twice" and not numbers) or not plain:
+            if (name := choose_reader(draw, case)) is None:
                 return
             stage = f"reader {name}"
             case.ds, case.expected = ds.map(READERS[name]), apply_purely(READERS[name], expected)
@@ -678,8 +711,8 @@ def add_stream_stage(draw: random.Random, case: Case) -> None:
     seed = draw.randrange(1 << 30)
     function, model = Function(random.Random(seed)), Function(random.Random(seed))
     stage = draw.choice(
-        ["map", "map", "map", "random_map", "filter", "flat_map", "batch_fn", "batch", "window", "mix", "zip",
-         "interleave", "repeat", "cache", "cache", "rebatch", "limit"]
+        ["map", "map", "map", "random_map", "reader", "reader", "filter", "flat_map", "batch_fn", "batch", "window",
+         "mix", "zip", "interleave", "repeat", "cache", "cache", "rebatch", "limit"]
     )  # fmt: skip
     ds, expected = case.ds, case.expected
     grouped = bool(expected) and isinstance(expected[0], Group)
@@ -688,6 +721,11 @@ def add_stream_stage(draw: random.Random, case: Case) -> None:
             case.ds, case.expected = ds.map(function), apply_purely(model, expected)
         case "random_map":
             case.ds, case.expected = ds.random_map(function, seed=1), apply_purely(model, expected)
+        case "reader":
+            if (name := choose_reader(draw, case)) is None:
+                return
+            stage = f"reader {name}"
+            case.ds, case.expected = ds.map(READERS[name]), apply_purely(READERS[name], expected)
         case "filter":
             case.ds = ds.filter(Predicate(random.Random(seed)))
             case.expected = filter_purely(Predicate(random.Random(seed)), expected)

@@ -378,7 +378,7 @@ def _copy_object(value: Any) -> Any:
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise _NotCopied(
-            f"An element contains an object of class {name}, to which something else refers, and which cannot be copied "
+            f"An element contains an object of class {name}, to which something else refers. It cannot be copied "
             f"({type(error).__name__}: {error}). Elements must be private, so that a function may write into them. "
             "Return a new object for each element, or leave it out of the elements. If the object may be shared, give "
             "its class a method `__deepcopy__(self, memo)` that returns `self`."
@@ -388,7 +388,7 @@ def _copy_object(value: Any) -> Any:
     return copied
 
 
-_LEAVES = (np.ndarray, bytearray, array.array, list, dict, set, collections.deque)
+_LEAVES = (np.ndarray, np.void, bytearray, array.array, list, dict, set, collections.deque)
 
 
 def _separate(value: Any, seen: set[int], path: set[int]) -> None:
@@ -407,7 +407,7 @@ def _separate(value: Any, seen: set[int], path: set[int]) -> None:
         if id(part) not in seen:
             seen.add(id(part))
             _separate(part, seen, path | {id(part)})
-        elif isinstance(part, _LEAVES):
+        elif isinstance(part, _LEAVES) or next(_list_parts(part), None) is None:
             put(copy_value(part))
 
 

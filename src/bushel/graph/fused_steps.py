@@ -52,8 +52,8 @@ def compile_steps(drops: tuple[bool, ...]) -> RunSteps:
 def compile_private_steps(drops: tuple[bool, ...]) -> RunPrivateSteps:
     """The same loop for functions that may write into what they get, or keep it. The rows that it returns are private.
 
-    A row passes the gate before the first function and after each function, and only then comes the next row: a function
-    may use one buffer for all rows.
+    A row passes the gate before the first function and after each function. Only then comes the next row, since a
+    function may use one buffer for all rows.
 
     >>> kept = [1]
     >>> run = compile_private_steps((False, True))
