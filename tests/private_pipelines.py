@@ -183,7 +183,7 @@ def pure(x: Any) -> Any:
         return list(map(pure, x))
     if type(x) is tuple and not (len(x) == 3 and isinstance(x[2], (int, np.integer))):
         return tuple(map(pure, x))
-    made = CONTAINERS[_NAMES[type(x)]][1](*map(pure, parts_of(x)))
+    made: Any = CONTAINERS[_NAMES[type(x)]][1](*map(pure, parts_of(x)))
     for key in set(x) - {"a", "b", "n"} if hasattr(x, "keys") else ():
         made[key] = pure(x[key])
     return made
@@ -808,7 +808,7 @@ def draw_case(seed: int) -> Case:
             case.expected = filter_purely(Predicate(random.Random(seed)), case.expected)
             case.text += "\n  .filter of a map dataset"
         case.text += "\n  .to_iter_dataset"
-        case.ds = case.ds.to_iter_dataset(draw.choice([bushel.ReadOptions(0, 0), bushel.ReadOptions(2, 4)]))
+        case.ds = case.ds.to_iter_dataset(draw.choice([bushel.ReadOptions(0, 0), bushel.ReadOptions(1, 4)]))
     for _ in range(draw.choice([0, 1, 1, 2, 2, 3, 4])):
         add_stream_stage(draw, case)
     if draw.random() < 0.15:

@@ -401,26 +401,28 @@ def _separate(value: Any, seen: set[int], path: set[int]) -> None:
       seen: the addresses of the parts that were seen before.
       path: the addresses of the parts that this part is in, and its own.
     """
-    for part, put in _list_parts(value):
+    for part, put in list_parts(value):
         if type(part) in IMMUTABLE or _is_passed(type(part)) or id(part) in path:
             continue
         if id(part) not in seen:
             seen.add(id(part))
             _separate(part, seen, path | {id(part)})
-        elif isinstance(part, _LEAVES) or next(_list_parts(part), None) is None:
+        elif isinstance(part, _LEAVES) or next(list_parts(part), None) is None:
             put(copy_value(part))
 
 
 def _copy_container(value: Any) -> Any:
     """A copy of a list, dict or deque of a class of its own, in which each part is copied by itself."""
     copied = copy.copy(value)
-    for part, put in _list_parts(copied):
+    for part, put in list_parts(copied):
         put(_copy(part))
     return copied
 
 
-def _list_parts(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+def list_parts(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
     """The parts of an object that can be replaced, each with the function that does it."""
+    if isinstance(value, type):
+        return
     if isinstance(value, dict):
         for key, part in list(dict.items(value)):
             yield part, functools.partial(dict.__setitem__, value, key)
