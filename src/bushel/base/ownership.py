@@ -323,8 +323,12 @@ def _copy_objects(value: np.ndarray) -> np.ndarray:
     """A copy of an array of objects, and of the objects in it."""
     if value.dtype != object:  # a structured one, with objects in some of its fields
         return copy.deepcopy(value)
+    parts = value.reshape(-1).tolist()
+    kinds = set(map(type, parts))
+    if all(kind in IMMUTABLE or _is_passed(kind) for kind in kinds):
+        return value.copy()
     copied = np.empty(value.size, object)
-    for place, part in enumerate(value.reshape(-1).tolist()):
+    for place, part in enumerate(parts):
         copied[place : place + 1] = _wrap(part if type(part) in IMMUTABLE else copy_value(part))
     return copied.reshape(value.shape)
 
