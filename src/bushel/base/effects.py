@@ -11,6 +11,7 @@ import dataclasses
 import dis
 import functools
 import itertools
+import operator
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -77,9 +78,12 @@ class Reading:
 
     def proves(self, rows: Sequence[Any]) -> bool:
         """Whether calls with these elements only read. It looks at all of them, and at the globals as they are now."""
-        return (self._is_simple or self._knows_loads()) and are_known(rows)
+        return self.knows_loads() and are_known(rows)
 
-    def _knows_loads(self) -> bool:
+    def knows_loads(self) -> bool:
+        """Whether all that the function uses beside its arguments is of known types now."""
+        if self._is_simple:
+            return True
         function, loads = self._function, self._loads
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         if not all(type(value) in IMMUTABLE for value in defaults):
@@ -188,20 +192,38 @@ def are_known(rows: Sequence[Any]) -> bool:
     >>> are_known([{"a": np.zeros(2)}, {"a": [1, 2]}]), are_known([{"a": np.zeros(1, object)}])
     (True, False)
     """
-    all_kinds = set(map(type, rows))
-    kinds = all_kinds - IMMUTABLE
-    if not kinds:
-        return True
-    if len(all_kinds) > 1:
-        return all(are_known([row for row in rows if type(row) is kind]) for kind in kinds)
-    (kind,) = kinds
-    if kind is np.ndarray:
-        return not any([row.dtype.hasobject for row in rows])
-    if kind is list or kind is tuple:
-        return are_known(list(itertools.chain.from_iterable(rows)))
-    if kind is not dict or not IMMUTABLE.issuperset(map(type, itertools.chain.from_iterable(rows))):
-        return False  # a key of the user's class may say to which keys it is equal
-    return are_known(list(itertools.chain.from_iterable(map(_VALUES, rows))))
+    kinds = set(map(type, rows))
+    while not kinds <= _KNOWN_LEAVES:
+        others = kinds - _KNOWN_LEAVES
+        if len(kinds) > 1 and kinds != others:
+            if np.ndarray in kinds and _has_objects(rows):
+                return False
+            rows = [row for row in rows if type(row) in others]
+        if len(others) > 1:
+            return all(are_known([row for row in rows if type(row) is kind]) for kind in others)
+        (kind,) = others
+        if kind is dict:
+            if not IMMUTABLE.issuperset(map(type, itertools.chain.from_iterable(rows))):
+                return False  # a key of the user's class may say to which keys it is equal
+            if IMMUTABLE.issuperset(map(type, itertools.chain.from_iterable(map(_VALUES, rows)))):
+                return True
+            rows = list(itertools.chain.from_iterable(map(_VALUES, rows)))
+        elif kind is list or kind is tuple:
+            rows = list(itertools.chain.from_iterable(rows))
+        else:
+            return False
+        kinds = set(map(type, rows))
+    return np.ndarray not in kinds or not _has_objects(rows)
+
+
+_KNOWN_LEAVES = IMMUTABLE | {np.ndarray}
+_find_objects = operator.attrgetter("dtype.hasobject")
+
+
+def _has_objects(rows: Sequence[Any]) -> bool:
+    """Whether one of the arrays among `rows` holds Python objects."""
+    are_arrays = map(operator.is_, map(type, rows), itertools.repeat(np.ndarray))
+    return any(map(_find_objects, itertools.compress(rows, are_arrays)))
 
 
 _VALUES: Callable[[Any], Any] = dict.values

@@ -52,19 +52,18 @@ COUNTS = "t" not in getattr(sys, "abiflags", "")
 # does not depend on how a version of Python treats local variables.
 FRESH = next(map(getrefcount, [object()]))
 
-_get_base = operator.attrgetter("base")
-
 
 def _count_base(value: np.ndarray) -> int:
-    """The references to the base of an array."""
-    return next(map(getrefcount, map(_get_base, (value,))))
+    """The references to the base of an array, and one of this call. No variable may hold the base."""
+    return getrefcount(value.base)
 
 
 _VIEW = np.zeros(2)[:1]
 _FRESH_BASE = _count_base(_VIEW)  # of the memory of a view, which the view alone holds
 
-_OWNS_AND_WRITES = 0x0404
-_WRITES = 0x0400
+_NONE = type(None)
+_OWNS, _WRITES = 0x0004, 0x0400
+_OWNS_AND_WRITES = _OWNS | _WRITES
 """Bits of `array.flags.num`: the array has memory of its own, and can be written."""
 
 
@@ -96,8 +95,10 @@ def own(rows: list[Any], *, received: bool = False) -> list[Any]:
             rows[place] = copy_value(row)
         elif kind is dict:
             _own_entries(row, received)
-        elif kind is not np.ndarray or not _is_private_array(row, received):
+        elif kind is not np.ndarray:
             rows[place] = own_fresh(row, received)
+        elif not _is_private_array(row, received):
+            rows[place] = copy_value(row)
     return rows
 
 
@@ -138,8 +139,10 @@ def _own_entries(entries: dict[Any, Any], received: bool) -> None:
             continue
         if count > FRESH:
             entries[key] = copy_value(value)
-        elif kind is not np.ndarray or not _is_private_array(value, received):
+        elif kind is not np.ndarray:
             entries[key] = own_fresh(value, received)
+        elif not _is_private_array(value, received):
+            entries[key] = copy_value(value)
 
 
 def own_fresh(value: Any, received: bool) -> Any:
@@ -180,17 +183,18 @@ def _take_data(record: Record[Any]) -> Any:
 
 def _is_private_array(value: np.ndarray, received: bool) -> bool:
     """Whether nothing else refers to the memory of an exact array, and it can be written. Only the caller holds it."""
-    flags, base = value.flags.num, value.base
-    if base is None:
-        is_private = flags & _OWNS_AND_WRITES == _OWNS_AND_WRITES
+    kind = type(value.base)
+    if kind is _NONE:
+        is_private = value.flags.num & _OWNS_AND_WRITES == _OWNS_AND_WRITES
+    elif kind is np.ndarray:
+        if _count_base(value) > _FRESH_BASE:
+            return False
+        base: Any = value.base
+        is_private = base.base is None and bool(base.flags.num & _OWNS) and not getweakrefcount(base)
+        is_private = is_private and bool(value.flags.num & _WRITES)
     else:
-        kind = type(base)
-        if kind is np.ndarray:
-            is_private = base.base is None and bool(base.flags.num & 4) and not getweakrefcount(base)
-        else:
-            is_private = kind is bytearray or (received and kind is memoryview)
-        del base  # it would count as one more reference
-        is_private = is_private and bool(flags & _WRITES) and (kind is memoryview or _count_base(value) <= _FRESH_BASE)
+        is_alone = kind is bytearray and _count_base(value) <= _FRESH_BASE
+        is_private = (is_alone or (received and kind is memoryview)) and bool(value.flags.num & _WRITES)
     return is_private and not value.dtype.hasobject and not getweakrefcount(value)
 
 

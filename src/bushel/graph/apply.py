@@ -14,6 +14,7 @@ import numpy as np
 
 from bushel.base import blocks, checks, transforms
 from bushel.base.blocks import Block
+from bushel.base.effects import are_known
 from bushel.base.errors import RowFailed
 from bushel.base.ownership import copy_value, own
 from bushel.graph import operation
@@ -147,8 +148,9 @@ class _Chain:
     def __init__(self, steps: list[_Step]):
         self.steps = steps
         self.functions = [step.operation.function for step in steps]
-        self._drops = tuple([step.drops for step in steps])
+        drops = tuple([step.drops for step in steps])
         self._readings = [step.operation.reading for step in steps]
+        self._run_reading, self._run_private = compile_steps(drops), compile_private_steps(drops)
         self.needs_private = steps[0].operation.needs_private
         """Whether the elements that it is given must be private, whatever is done with its result."""
 
@@ -159,15 +161,15 @@ class _Chain:
         """The rows after all steps. See `Operation.run` for the arguments. The list `rows` is empty afterwards."""
         count = len(rows)
         # For elements of known types such functions return known types, too. So one look at the rows is enough.
-        only_reads = self._readings[0] is not None and self._readings[0].proves(rows)
-        only_reads = only_reads and all(reading is not None and reading.proves(()) for reading in self._readings)
+        only_reads = all([reading is not None and reading.knows_loads() for reading in self._readings])
+        only_reads = only_reads and are_known(rows)
         left: Any = iter(rows) if only_reads else rows
         try:
             if only_reads:
-                made = compile_steps(self._drops)(left, self.functions)
+                made = self._run_reading(left, self.functions)
             else:
                 rows.reverse()
-                made = compile_private_steps(self._drops)(rows, self.functions, owned)
+                made = self._run_private(rows, self.functions, owned)
         except Exception as error:
             step = self.steps[find_failed_step(error)]
             raise_for_row(error, count, left, functools.partial(where, step))
