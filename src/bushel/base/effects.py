@@ -203,7 +203,7 @@ def are_known(rows: Sequence[Any]) -> bool:
             return all(are_known([row for row in rows if type(row) is kind]) for kind in others)
         (kind,) = others
         if kind is dict:
-            # Keys may be of any class: they pass the gate as they are, so nothing in them counts as a part of the element.
+            # Keys may be of any class: they pass the gate as they are, and do not count as parts of the element.
             if IMMUTABLE.issuperset(map(type, itertools.chain.from_iterable(map(_VALUES, rows)))):
                 return True
             rows = list(itertools.chain.from_iterable(map(_VALUES, rows)))
