@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from private_pipelines import InMessages, find_difference
 
+import bushel
 from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Executor, Threads
 
@@ -53,3 +55,30 @@ def test_elements_of_many_pipelines_are_private(workers):
     for seed in range(10_000, 30_000):
         executor = (None, InMessages(), None, workers if seed % 40 == 3 else InMessages())[seed % 4]
         assert find_difference(seed, executor) is None
+
+
+def test_what_a_function_returns_that_only_reads_is_private():
+    kept = [{"tokens": np.arange(5)}]
+    ds = bushel.MapDataset.source(kept).map(lambda e: {"a": e["tokens"][:-1], "b": e["tokens"][1:], "c": e["tokens"]})
+    for _ in range(3):
+        element = ds[0]
+        element["a"][:] = -1
+        assert element["b"].tolist() == [1, 2, 3, 4] and element["c"].tolist() == [0, 1, 2, 3, 4]
+        element["c"][:] = -1
+    assert kept[0]["tokens"].tolist() == [0, 1, 2, 3, 4]
+
+
+class Clipped:
+    """Its method has the name of one that changes nothing."""
+
+    def __init__(self) -> None:
+        self.values = np.full(2, 8.0)
+
+    def clip(self, low: float, high: float) -> float:
+        self.values /= 2
+        return float(self.values[0])
+
+
+def test_a_method_of_a_class_of_the_users_may_write():
+    ds = bushel.MapDataset.source([{"x": Clipped()}]).map(lambda e: e["x"].clip(0, 1))
+    assert list(ds.repeat(3)) == [4.0] * 3 and ds.batch(1)[0].tolist() == [4.0]
