@@ -170,11 +170,11 @@ def pure(x: Any) -> Any:
     if isinstance(x, np.ma.MaskedArray):
         return np.ma.masked_array(np.array(x.data), mask=np.array(np.ma.getmaskarray(x)))
     if isinstance(x, np.ndarray):
-        made = np.array(x, subok=type(x) is Sub)
+        array_copy = np.array(x, subok=type(x) is Sub)
         if x.dtype == object:
             for place in np.ndindex(x.shape):
-                made[place] = pure(x[place])
-        return made
+                array_copy[place] = pure(x[place])
+        return array_copy
     if isinstance(x, (np.void, bytearray, set, array.array)):
         return x.copy() if not isinstance(x, array.array) else array.array(x.typecode, x)
     if type(x) is dict and set(x) != {"a", "b", "n"} and not {"a", "b", "n"} <= set(x):

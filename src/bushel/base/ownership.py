@@ -438,6 +438,9 @@ def list_parts(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
         kind = list if isinstance(value, list) else collections.deque
         for place, part in enumerate(list(value)):
             yield part, functools.partial(kind.__setitem__, value, place)
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        for index in np.ndindex(value.shape):
+            yield value[index], functools.partial(value.__setitem__, index)
     for name, part in list(getattr(value, "__dict__", {}).items()):
         yield part, functools.partial(vars(value).__setitem__, name)
     for base in type(value).__mro__:
