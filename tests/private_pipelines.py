@@ -269,7 +269,7 @@ def write(x: Any, way: int, target: int) -> None:
     if target != 0:
         write_leaf(b, way)
     if way == 4 and type(x) in (dict, collections.OrderedDict, collections.defaultdict, collections.UserDict):
-        x["extra"] = [way]
+        x["extra"] = [way]  # type: ignore[index]
 
 
 def _is_element(x: Any) -> bool:
