@@ -41,6 +41,8 @@ _SEED_LIMIT = 1 << 32
 class Dataset(abc.ABC):
     """What MapDataset and IterDataset share. They are its only direct subclasses, which `name_kind` relies on."""
 
+    _is_no_data = True  # an element may be a dataset, as for an interleave: see base/ownership.py
+
     @property
     @abc.abstractmethod
     def _node(self) -> Any:

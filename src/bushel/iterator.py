@@ -60,6 +60,8 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
     True
     """
 
+    _is_no_data = True  # it stays as it is where it is an element: see base/ownership.py
+
     _stats = Stats()
     _ctx = IteratorContext()
     _closed = False

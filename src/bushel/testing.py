@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from bushel.base import trees
+from bushel.base.blocks import Columns
 from bushel.base.options import ReadOptions
+from bushel.base.ownership import IMMUTABLE, list_parts
 from bushel.base.pickling import whole_text
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator, PipelineIterator
+from bushel.sources.protocol import get_batch_reader
 
 _EXECUTORS = {
     "inline": ReadOptions(0, 0),
@@ -74,6 +78,113 @@ def check_same_for_any_executor(ds: MapDataset[Any] | IterDataset[Any], *, max_e
             continue
         _assert_same(expected, found, f"with {name}")
         assert states == found_states, f"with {name}, the states differ from those of inline execution"
+
+
+def check_gives_new_records(source: Any, *, max_records: int = 6) -> None:
+    """Checks that each read of a source returns new objects: see `gives_new_records` in `RandomAccessDataSource`.
+
+    It reads the first and last records several times and in several orders, one by one and together, and keeps all of
+    them. Then it writes into each array, list and dict of each, and looks whether anything else has changed.
+
+    >>> import bushel
+    >>> check_gives_new_records(bushel.sources.ArrayDataSource({"x": np.zeros((4, 2))}))
+    """
+    half = max(1, max_records // 2)
+    numbers = sorted({*range(min(half, len(source))), *range(max(0, len(source) - half), len(source))})
+    order = [*numbers, *numbers[::-1], *numbers[:1] * 2]
+    read_many = get_batch_reader(source)
+    reads: list[tuple[str, Any]] = [(f"source[{number}]", source[number]) for number in order]
+    for several in (numbers, numbers[::-1], numbers[:1] * 2):
+        if read_many is None:
+            break
+        answer = read_many(np.array(several))
+        which = f"source.__getitems__({several})"
+        if isinstance(answer, Columns):
+            reads.append((which, answer.tree))
+        else:
+            reads += [(f"{which}[{place}]", record) for place, record in enumerate(answer)]
+    values = [_take_snapshot(record) for _, record in reads]
+    first = {name: value for (name, _), value in zip(reversed(reads), reversed(values))}
+    for (name, record), value in zip(reads, values):
+        assert value == first[name], f"{name} gives another record the second time."
+        assert _take_snapshot(record) == value, f"{name} has changed when other records were read: it is not new."
+    parts = [(name, part) for name, record in reads for part in _list_mutable(record)]
+    before = [_take_snapshot(part, deep=False) for _, part in parts]
+    for place, (name, part) in enumerate(parts):
+        assert not isinstance(part, np.ndarray) or part.flags.writeable, f"{name} has an array that cannot be written."
+        undo = _write(part)
+        for other, (other_name, other_part) in enumerate(parts):
+            assert other == place or _take_snapshot(other_part, deep=False) == before[other], (
+                f"{name} shares memory with {'another part of itself' if name == other_name else other_name}: "
+                f"a {type(part).__name__} was written there, and the other one has changed."
+            )
+        for again in numbers:
+            assert _take_snapshot(source[again]) == first[f"source[{again}]"], (
+                f"source[{again}] gives another record after {name} was written: the source keeps its records."
+            )
+        undo()
+
+
+def _list_mutable(record: Any) -> list[Any]:
+    """All objects in a record that can be written, each as often as it is there."""
+    if type(record) in IMMUTABLE:
+        return []
+    if isinstance(record, (np.ndarray, np.generic)):
+        parts = record.reshape(-1).tolist() if record.dtype == object else []
+    else:
+        parts = list(record) if isinstance(record, (tuple, set)) else [part for part, _ in list_parts(record)]
+    here = [record] if isinstance(record, (np.ndarray, np.void, bytearray, list, dict, set)) else []
+    return [*here, *(found for part in parts for found in _list_mutable(part))]
+
+
+def _write(part: Any) -> Callable[[], object]:
+    """Writes into an object, and returns the function that undoes it."""
+    if isinstance(part, np.void):
+        fields = {name: np.copy(part[name])[()] for name in part.dtype.names or ()}
+        for name, old in fields.items():
+            part[name] = _turn_bits(np.asarray(old))[()]
+        return lambda: [part.__setitem__(name, old) for name, old in fields.items()]
+    if isinstance(part, np.ndarray):
+        array = np.asarray(part)
+        copied = array.copy()
+        array[...] = _turn_bits(copied)
+        return lambda: array.__setitem__(..., copied)
+    copied = part.copy()
+    if isinstance(part, dict):
+        part[_Written] = True
+    elif isinstance(part, set):
+        part.add(_Written)
+    else:
+        part.append(1)
+        return lambda: part.__setitem__(slice(None), copied)
+    return lambda: (part.clear(), part.update(copied))
+
+
+def _turn_bits(array: np.ndarray) -> np.ndarray:
+    """An array with other values of the same dtype."""
+    if array.dtype.hasobject:
+        return np.zeros(array.shape, array.dtype)
+    return (~np.frombuffer(array.tobytes(), np.uint8)).view(array.dtype).reshape(array.shape)
+
+
+class _Written:
+    """A key that no record has."""
+
+
+def _take_snapshot(record: Any, deep: bool = True) -> Any:
+    """The value of a record as plain data; without its parts if it is not `deep`."""
+    if isinstance(record, np.ndarray) and record.dtype.hasobject:
+        return record.shape, [_take_snapshot(part) if deep else id(part) for part in record.reshape(-1).tolist()]
+    if isinstance(record, (np.ndarray, np.generic)):
+        return str(record.dtype), record.shape, np.asarray(record).tobytes()
+    if isinstance(record, Mapping):
+        return [(key, _take_snapshot(part) if deep else id(part)) for key, part in record.items()]
+    if isinstance(record, (list, tuple)):
+        return [_take_snapshot(part) if deep else id(part) for part in record]
+    if isinstance(record, (bytearray, set)):
+        return sorted(record, key=id) if isinstance(record, set) else bytes(record)
+    parts = [part for part, _ in list_parts(record)]
+    return [_take_snapshot(part) if deep else id(part) for part in parts] if parts else record
 
 
 def _restore(it: DatasetIterator[Any], state: Any) -> None:

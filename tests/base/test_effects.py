@@ -14,7 +14,7 @@ import pytest
 
 import bushel
 from bushel.base import effects
-from bushel.base.effects import may_write
+from bushel.base.effects import find_reading
 from bushel.testing import same
 
 
@@ -104,6 +104,16 @@ WRITERS: list[Callable[[Any], Any]] = [
 ]
 
 
+class Strange:
+    """Whatever is done with it may write."""
+
+
+def may_write(function: Callable[..., Any]) -> bool:
+    """Whether it is not proven that a function only reads such records."""
+    reading = find_reading(function)
+    return reading is None or not reading.proves([make_record(1), make_record(2)])
+
+
 class WritesByMethod(bushel.transforms.Map):
     """A transformation whose own method has the name of a method of arrays."""
 
@@ -121,6 +131,8 @@ def test_a_function_that_only_reads_is_recognized_and_gets_no_copies(number):
     reader(record)
     assert same(record, make_record())  # it does only read
     assert not may_write(reader)
+    unknown = {**make_record(), "b": Strange(), "text": Strange()}
+    assert not find_reading(reader).proves([make_record(), unknown])
 
 
 @pytest.mark.parametrize("number", range(len(WRITERS) + 1))
@@ -153,5 +165,33 @@ def test_methods_that_count_as_reading_do_not_change_their_object():
 
 
 def test_a_keyword_can_make_a_method_write():
-    assert not may_write(lambda x: x.clip(0, 1))
-    assert may_write(lambda x: x.clip(0, 1, inplace=True))
+    assert not may_write(lambda x: x["a"].clip(0, 1))
+    assert may_write(lambda x: x["a"].clip(0, 1, inplace=True))
+
+
+TABLE = np.arange(6.0)
+
+
+def test_a_method_may_write_into_an_array_that_the_function_keeps():
+    kept = np.zeros(3)
+    assert may_write(lambda x: x["a"].sum(0, None, TABLE[:3]))
+    assert may_write(lambda x: x["a"].sum(0, None, kept))
+    assert not may_write(lambda x: x["b"] + TABLE[:3] - kept)
+
+
+def test_what_a_function_reads_beside_its_argument_is_looked_at_each_time():
+    names: dict[str, Any] = {"offset": 3}
+    function: Any = types.FunctionType((lambda x: x["b"] + offset).__code__, names)  # type: ignore[name-defined]  # noqa: F821
+    assert not may_write(function)
+    names["offset"] = Strange()
+    assert may_write(function)
+    names.pop("offset")
+    assert may_write(function)
+
+
+def test_objects_in_arrays_are_not_known():
+    reading = find_reading(lambda x: x["b"] * 2)
+    assert reading is not None
+    assert not reading.proves([{"b": np.array([Strange()], object)}])
+    assert not reading.proves([{"b": np.zeros(2)}, {"b": np.ma.masked_array([1, 2])}])
+    assert reading.proves([{"b": np.zeros(2), "inner": {"c": [1, (2, np.zeros(1))]}}, None])

@@ -18,7 +18,8 @@ from hypothesis.extra import numpy as hnp
 import bushel
 from bushel.base import blocks, memory
 from bushel.base.blocks import Columns
-from bushel.base.ownership import _COUNTS, own, own_columns
+from bushel.base.ownership import COUNTS, own
+from bushel.base.private_blocks import own_block
 from bushel.testing import same
 
 
@@ -438,19 +439,19 @@ def test_a_container_among_leaves_is_refused(rows):
             list(batches)
 
 
-@pytest.mark.skipif(not _COUNTS, reason="without a GIL every column is copied")
+@pytest.mark.skipif(not COUNTS, reason="without a GIL every column is copied")
 def test_columns_are_copied_only_where_something_else_holds_them():
     kept = np.zeros(3)
     block = Columns({"kept": kept, "view": kept[:], "inside": {"new": np.zeros(3)}}, 3)
     address = block.tree["inside"]["new"].ctypes.data
-    owned = own_columns(block).tree
+    owned = own_block(block).tree
     assert owned["inside"]["new"].ctypes.data == address
     assert not np.shares_memory(owned["kept"], kept) and not np.shares_memory(owned["view"], kept)
 
 
 def test_a_tree_of_columns_that_something_else_holds_is_copied():
     for kept in ({"a": np.zeros(3)}, np.zeros(3), [np.zeros(3)]):
-        owned = own_columns(Columns(kept, 3)).tree
+        owned = own_block(Columns(kept, 3)).tree
         leaf = owned if isinstance(owned, np.ndarray) else owned["a"] if isinstance(owned, dict) else owned[0]
         leaf += 1
         assert not np.any(kept["a"] if isinstance(kept, dict) else kept)

@@ -136,8 +136,23 @@ class Kept:
         return self.arrays[index]
 
 
-def test_only_the_first_two_records_of_a_source_that_keeps_them_are_copied_for_a_batch():
+def test_records_that_a_source_keeps_are_copied_for_a_batch_but_not_those_of_a_list():
     source = Kept()
     rows = bushel.MapDataset.source(source)._node.plan(np.arange(8)).look(0, 8)
-    assert [row is array for row, array in zip(rows, source.arrays, strict=True)] == [False] * 2 + [True] * 6
+    assert not any(row is array for row, array in zip(rows, source.arrays, strict=True))
     assert np.array_equal(rows, source.arrays)
+    rows = bushel.MapDataset.source(source.arrays)._node.plan(np.arange(8)).look(0, 8)
+    assert all(row is array for row, array in zip(rows, source.arrays, strict=True))
+
+
+def test_no_record_is_lost_if_the_first_two_are_equal():
+    frames = [0, 0, 1, 2, 3]
+
+    class Video(OneBuffer):
+        def __len__(self) -> int:
+            return len(frames)
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return super().__getitem__(frames[index])
+
+    assert bushel.MapDataset.source(Video()).batch(5)[0]["tokens"][:, 0].tolist() == frames

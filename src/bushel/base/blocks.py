@@ -16,6 +16,7 @@ import numpy as np
 
 from bushel.base import exact, memory, trees
 from bushel.base.exact import find_ending_in_zero
+from bushel.base.ownership import copy_value
 
 _SMALL_ROW = 16 << 10
 """In bytes. What NumPy does before it copies an array costs as much as copying so much."""
@@ -85,6 +86,14 @@ def rows_of(block: Block) -> list[Any]:
 def part_of(block: Block, low: int, high: int) -> Block:
     """Elements [low, high) of a block."""
     return block.part(low, high) if isinstance(block, Columns) else block[low:high]
+
+
+def take_part(block: Block, low: int, high: int) -> Block:
+    """Elements [low, high) of a block, which then no longer holds them: otherwise they would not count as private."""
+    part = part_of(block, low, high)
+    if isinstance(block, list):
+        block[low:high] = [None] * len(part)
+    return part
 
 
 def presence(block: Block) -> list[bool]:
@@ -171,7 +180,7 @@ def _rows(tree: Any, count: int) -> list[Any]:
     if parts is None:
         return list(tree)
     if not parts[0]:
-        return [tree] * count
+        return [parts[1](()) for _ in range(count)]
     columns = [_rows(part, count) for part in parts[0]]
     if type(tree) is dict:
         keys = tuple(tree)
@@ -279,7 +288,9 @@ def _stack_exactly(leaves: list[Any]) -> np.ndarray:
                 "Use `filled(...)` before `batch`, or make the mask a feature of its own."
             )
     stacked = np.stack(leaves)
-    for number, leaf in enumerate(() if stacked.dtype.hasobject else leaves):  # objects are the values themselves
+    if stacked.dtype.hasobject:
+        return copy_value(stacked)  # the objects may belong to somebody else
+    for number, leaf in enumerate(leaves):
         if not exact.same_values(stacked[number], np.asarray(leaf)):
             kinds = " and ".join(dict.fromkeys(str(np.asarray(leaf).dtype) for leaf in leaves))
             raise _Changed(

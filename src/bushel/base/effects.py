@@ -1,19 +1,24 @@
-"""Whether a user's function may write into its argument, or return an object that it keeps: judged by its bytecode.
+"""Whether calls of a user's function only read: proven by its code, its globals, and the types of the elements.
 
-The function is not run. If the code does not tell, the answer is yes, which costs a copy and nothing else.
+Such a function writes into nothing, keeps nothing, and calls no code of the user's. So the elements that it gets need
+not be private. The function is not run. If nothing is proven, the function may write, which costs copies and no more.
 """
 
 from __future__ import annotations
 
+import builtins
+import dataclasses
 import dis
 import functools
+import itertools
+import operator
 import sys
 import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from bushel.base.following import globals_of, is_own
 from bushel.base.ownership import IMMUTABLE
 
 _READING = """
@@ -36,60 +41,140 @@ _READING_ONLY = frozenset(_READING.split())
 _METHODS = """
 astype copy reshape transpose ravel flatten squeeze swapaxes view tolist tobytes item nonzero argsort searchsorted conj
 sum mean std var prod cumsum cumprod clip max min argmax argmin all any round dot
-get items keys values decode encode lower upper strip split startswith endswith
+get decode encode lower upper strip split startswith endswith
 """
 _READING_METHODS = frozenset(_METHODS.split())
-"""Methods of arrays, dicts and texts that do not change them, by name. The class of an object is not known here."""
+"""Methods of arrays, dicts and texts that do not change them, by name. They count only for objects of known types."""
 
 _KEYWORDS = "dtype axis order casting subok copy keepdims ddof decimals side min max initial"
 _READING_KEYWORDS = frozenset(_KEYWORDS.split())
-"""Keywords with which they still change nothing, other than `inplace` in pandas."""
+"""Keywords with which they still change nothing, other than `out`."""
 
 _LOADS_METHODS = sys.version_info >= (3, 12)
 """Whether LOAD_ATTR also loads methods: those that are called at once. In Python 3.11 LOAD_METHOD does."""
 
+_TYPES = frozenset(IMMUTABLE | {int, float, bool, complex})
+"""Types that a function may name, as in `x.astype(np.float32)`."""
 
-def may_write(function: Any) -> bool:
-    """Whether a function could write into its argument.
+_Path = tuple[str, ...]
+"""The name of a global, and the attributes that are read from it at once: `("np", "float32")`."""
 
-    It cannot if it stores into no object, calls nothing but methods that are known to change nothing, and passes to
-    them no part of its argument.
 
-    >>> may_write(lambda x: {"image": x["image"].astype(np.float32) / 255, "label": x["label"] + 1})
+@dataclasses.dataclass(frozen=True)
+class _Loads:
+    """The objects beside its arguments that the code of a function uses."""
+
+    globals: tuple[tuple[_Path, bool], ...]
+    """Each with whether it is an argument of a method."""
+    cells: tuple[tuple[str, bool], ...]
+
+
+class Reading:
+    """A function whose code only reads, if all that it meets is of known types."""
+
+    def __init__(self, function: types.FunctionType, loads: _Loads):
+        self._function, self._loads = function, loads
+        self._is_simple = not loads.globals and not loads.cells and not function.__defaults__
+
+    def proves(self, rows: Sequence[Any]) -> bool:
+        """Whether calls with these elements only read. It looks at all of them, and at the globals as they are now."""
+        return self.knows_loads() and are_known(rows)
+
+    def knows_loads(self) -> bool:
+        """Whether all that the function uses beside its arguments is of known types now."""
+        if self._is_simple:
+            return True
+        function, loads = self._function, self._loads
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        if not all(type(value) in IMMUTABLE for value in defaults):
+            return False
+        for path, in_call in loads.globals:
+            if not _is_known_value(_find_global(function, path), in_call):
+                return False
+        try:
+            cells = dict(
+                zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ()))
+            )
+        except ValueError:  # an empty cell
+            return False
+        return all(name in cells and _is_known_value(cells[name], in_call) for name, in_call in loads.cells)
+
+
+def _find_global(function: types.FunctionType, path: _Path) -> Any:
+    """The object of a path. If it lies in a module that is not NumPy's, that module."""
+    name, *rest = path
+    value = function.__globals__.get(name, vars(builtins).get(name, _UNKNOWN))
+    while rest and type(value) is types.ModuleType and value.__name__.partition(".")[0] == "numpy":
+        value = getattr(value, rest.pop(0), _UNKNOWN)
+    return value
+
+
+_UNKNOWN = object()
+
+
+def _is_known_value(value: Any, in_call: bool) -> bool:
+    """Whether a function may use an object beside its arguments. A method may write into an array that it gets."""
+    if type(value) in IMMUTABLE or (isinstance(value, type) and value in _TYPES) or isinstance(value, np.dtype):
+        return True
+    return not in_call and type(value) is np.ndarray and not value.dtype.hasobject
+
+
+def find_reading(function: Any) -> Reading | None:
+    """The proof that a function only reads, for elements of known types; None if its code does not tell.
+
+    >>> reading = find_reading(lambda x: {"image": x["image"].astype(np.float32) / 255, "label": x["label"] + 1})
+    >>> reading.proves([{"image": np.zeros(2, np.uint8), "label": 3}])
+    True
+    >>> reading.proves([{"image": object(), "label": 3}])
     False
-    >>> may_write(lambda x: x.fill(0)), may_write(lambda x: x["a"].sum(out=x["b"]))
-    (True, True)
+    >>> find_reading(lambda x: x.fill(0)), find_reading(lambda x: x["a"].sum(out=x["b"]))
+    (None, None)
     """
-    code = getattr(function, "__code__", None)
-    return code is None or _code_may_write(code)
+    if type(function) is not types.FunctionType or function.__kwdefaults__:
+        return None  # the object of a method may be of any class
+    loads = _find_loads(function.__code__)
+    return None if loads is None else Reading(function, loads)
 
 
 @functools.lru_cache(maxsize=1024)
-def _code_may_write(code: types.CodeType) -> bool:
+def _find_loads(code: types.CodeType) -> _Loads | None:
+    """What code loads beside its arguments; None if it may do more than read."""
     called = 0  # methods whose arguments are being computed
     keywords: Any = ()
     before: Any = None
+    path: _Path = ()
+    paths: list[tuple[_Path, bool]] = []
+    cells: list[tuple[str, bool]] = []
     for each in dis.get_instructions(code):
         name, number = each.opname, each.arg or 0
+        if path and (name in ("LOAD_ATTR", "LOAD_METHOD")):
+            paths[-1] = ((*paths[-1][0], each.argval), paths[-1][1])
+        elif name not in ("CACHE", "EXTENDED_ARG"):
+            path = ()
         if name == "LOAD_METHOD" or (name == "LOAD_ATTR" and _LOADS_METHODS and number & 1):
             if each.argval not in _READING_METHODS:
-                return True
+                return None
             called += 1
         elif name == "KW_NAMES":
             keywords = code.co_consts[number]
         elif name in ("CALL", "CALL_KW"):
             keywords = before.argval if name == "CALL_KW" else keywords
             if not called or not isinstance(keywords, tuple) or not _READING_KEYWORDS.issuperset(keywords):
-                return True
+                return None
             called -= 1
             keywords = ()
         elif not _only_reads(each) or (called and ("JUMP" in name or "LOAD_FAST" in name)):
-            # A method may write into an argument, as `x.sum(out=y)` does. And the object may be one of the user's, such
-            # as a module with a function `clip`. So arguments must not be made of local variables, which hold the
-            # element. If an argument depends on a condition, the compiler may write the call down twice.
-            return True
+            # A method may write into an argument, as `x.sum(out=y)` does. So arguments must not be made of local
+            # variables, which hold the element. If an argument depends on a condition, the compiler may write the call
+            # down twice.
+            return None
+        if name == "LOAD_GLOBAL":
+            path = (each.argval,)
+            paths.append((path, called > 0))
+        elif name == "LOAD_DEREF":
+            cells.append((each.argval, called > 0))
         before = each
-    return False
+    return _Loads(tuple(paths), tuple(cells))
 
 
 def _only_reads(instruction: dis.Instruction) -> bool:
@@ -101,65 +186,43 @@ def _only_reads(instruction: dis.Instruction) -> bool:
     return name in _READING_ONLY
 
 
-def may_share(function: Any) -> bool:
-    """Whether a function could return an object that it keeps: one that it closes over, a global, an attribute.
+def are_known(rows: Sequence[Any]) -> bool:
+    """Whether elements consist of numbers, texts, arrays of such, dicts, lists and tuples alone. Keys do not count.
 
-    Functions of installed packages are trusted to return new objects.
-
-    >>> may_share([[1], [2]].__getitem__), may_share(np.negative)
+    >>> are_known([{"a": np.zeros(2)}, {"a": [1, 2]}]), are_known([{"a": np.zeros(1, object)}])
     (True, False)
     """
-    try:
-        return _holds(function, set())
-    except Exception:  # an object whose attributes cannot be read
-        return True
+    kinds = set(map(type, rows))
+    while not kinds <= _KNOWN_LEAVES:
+        others = kinds - _KNOWN_LEAVES
+        if len(kinds) > 1 and kinds != others:
+            if np.ndarray in kinds and _has_objects(rows):
+                return False
+            rows = [row for row in rows if type(row) in others]
+        if len(others) > 1:
+            return all(are_known([row for row in rows if type(row) is kind]) for kind in others)
+        (kind,) = others
+        if kind is dict:
+            # Keys may be of any class: they pass the gate as they are, and do not count as parts of the element.
+            if IMMUTABLE.issuperset(map(type, itertools.chain.from_iterable(map(_VALUES, rows)))):
+                return True
+            rows = list(itertools.chain.from_iterable(map(_VALUES, rows)))
+        elif kind is list or kind is tuple:
+            rows = list(itertools.chain.from_iterable(rows))
+        else:
+            return False
+        kinds = set(map(type, rows))
+    return np.ndarray not in kinds or not _has_objects(rows)
 
 
-_WITHOUT_PARTS = (
-    types.ModuleType,
-    types.CodeType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.GetSetDescriptorType,
-    np.ufunc,
-    np.dtype,
-)
+_KNOWN_LEAVES = IMMUTABLE | {np.ndarray}
+_find_objects = operator.attrgetter("dtype.hasobject")
 
 
-def _holds(value: Any, seen: set[int]) -> bool:
-    """Whether an object refers, directly or not, to an object that can be changed."""
-    kind = type(value)
-    if kind in IMMUTABLE or id(value) in seen or isinstance(value, _WITHOUT_PARTS):
-        return False
-    seen.add(id(value))
-    if isinstance(value, functools.partial):
-        return any(_holds(part, seen) for part in (value.func, *value.args, *value.keywords.values()))
-    if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
-        function = getattr(value, "__func__", None)
-        return _holds(value.__self__, seen) or (function is not None and _holds(function, seen))
-    if isinstance(value, (tuple, frozenset)):
-        return any(_holds(part, seen) for part in value)
-    if isinstance(value, types.FunctionType):
-        return is_own(value) and _function_holds(value, seen)
-    if isinstance(value, type):
-        return any(_holds(part, seen) for part in _parts_of_class(value))
-    if isinstance(value, (staticmethod, classmethod)):
-        return _holds(value.__func__, seen)
-    slots = any(vars(base).get("__slots__") for base in kind.__mro__)
-    if slots or not hasattr(value, "__dict__") or not is_own(kind):
-        return True
-    return any(_holds(part, seen) for part in (*vars(value).values(), kind))
+def _has_objects(rows: Sequence[Any]) -> bool:
+    """Whether one of the arrays among `rows` holds Python objects."""
+    are_arrays = map(operator.is_, map(type, rows), itertools.repeat(np.ndarray))
+    return any(map(_find_objects, itertools.compress(rows, are_arrays)))
 
 
-def _function_holds(function: types.FunctionType, seen: set[int]) -> bool:
-    if any(each.opname.startswith("IMPORT") for each in dis.get_instructions(function.__code__)):
-        return True
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    defaults = (function.__defaults__, *(function.__kwdefaults__ or {}).values())
-    found = [value for _, value in globals_of(function)]
-    return any(_holds(value, seen) for value in (*cells, *defaults, *found))
-
-
-def _parts_of_class(kind: type) -> list[Any]:
-    own = filter(is_own, kind.__mro__)
-    return [value for base in own for name, value in vars(base).items() if not name.startswith(("__", "_abc_"))]
+_VALUES: Callable[[Any], Any] = dict.values

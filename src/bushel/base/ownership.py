@@ -1,9 +1,19 @@
-"""Copies records that a source or a cache keeps, before a user's function may write into them.
+"""The gate: an element that passes it shares no memory with anything else.
 
-A source may return an object that it keeps: an entry of a list, a view of an array, a value of a cache. A function that
-writes into such an object would change what the next epoch reads, and the output would depend on the number of workers.
-So every record that enters a pipeline is made private here. An object that nothing else refers to is private already:
-CPython counts the references to each object, and a new object has exactly one, from the container that it is in.
+An element must be private, because a user's function and the training loop may write into it. So each object passes
+this gate where it comes from code that is not ours, or from memory that outlives the element: sources, users' functions
+and iterators, caches, other processes. An object that nothing else refers to is private already: CPython counts the
+references to each object, and a new object has exactly one, from the container that it is in. Others are copied.
+
+What the gate does with each kind of object:
+
+- Numbers, texts, bytes and other objects that nobody can change pass as they are. So do keys of dicts, entries of sets,
+  functions, classes, modules, locks, threads and open files, datasets, arrays of JAX and objects of PyArrow.
+- A dict, list, tuple or NamedTuple passes if it is new. Its parts go through the gate one by one.
+- An array passes if it is new and can be written, and it owns its memory or is the only one that refers to that memory.
+- An object of a class without hidden state (a dataclass, for example) passes if it is new and so are all of its parts.
+- All other objects are copied: with `copy.deepcopy`, where the package has no better way.
+- An object that cannot be copied passes if it is new; otherwise it is an error.
 """
 
 from __future__ import annotations
@@ -11,39 +21,53 @@ from __future__ import annotations
 import array
 import collections
 import copy
-import dataclasses
+import enum
 import functools
+import io
 import operator
 import sys
-from collections.abc import Callable, Mapping
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
 from sys import getrefcount
 from typing import Any
+from weakref import getweakrefcount
 
 import numpy as np
 
-from bushel.base.blocks import Block, Columns
 from bushel.base.records import Record
 
 IMMUTABLE = frozenset(
-    {int, float, complex, bool, str, bytes, type(None), range, slice, type(Ellipsis)}
+    {int, float, complex, bool, str, bytes, type(None), range, type(Ellipsis)}
     | {kind for kind in np.sctypeDict.values() if not issubclass(kind, (np.void, np.object_))}
 )
 """Types whose objects cannot be changed: they are never copied."""
 
 _all_immutable = IMMUTABLE.issuperset
 
-_COUNTS = "t" not in getattr(sys, "abiflags", "")
-"""Whether reference counts are exact. Python without a GIL splits them; there every record is copied."""
+COUNTS = "t" not in getattr(sys, "abiflags", "")
+"""Whether reference counts are exact. Python without a GIL splits them; there every element is copied."""
 
 # What `sys.getrefcount` says of an object that only one container holds. `map` calls it from C, so that the result
 # does not depend on how a version of Python treats local variables.
-_FRESH = next(map(getrefcount, [object()]))
+FRESH = next(map(getrefcount, [object()]))
+
+
+def _count_base(value: np.ndarray) -> int:
+    """The references to the base of an array, and one of this call. No variable may hold the base."""
+    return getrefcount(value.base)
+
+
 _VIEW = np.zeros(2)[:1]
-_FRESH_BASE = getrefcount(_VIEW.base)  # of the memory of a view, which the view alone holds
+_FRESH_BASE = _count_base(_VIEW)  # of the memory of a view, which the view alone holds
+
 _NONE = type(None)
+_OWNS, _WRITES = 0x0004, 0x0400
+_OWNS_AND_WRITES = _OWNS | _WRITES
+"""Bits of `array.flags.num`: the array has memory of its own, and can be written."""
 
 
-def own(rows: list[Any]) -> list[Any]:
+def own(rows: list[Any], *, received: bool = False) -> list[Any]:
     """The rows, with a copy in place of each object that something else refers to. Only the list may hold the rows.
 
     >>> kept = np.zeros(2)
@@ -51,146 +75,288 @@ def own(rows: list[Any]) -> list[Any]:
     >>> row["kept"] += 1
     >>> kept
     array([0., 0.])
+
+    Args:
+      rows: the elements; the list itself changes.
+      received: whether the rows were unpickled from a message. The memory that their arrays look into then belongs to
+        these arrays, although a memoryview holds it.
     """
-    if not _COUNTS:
-        return list(map(copy_value, rows))
-    counts = list(map(getrefcount, rows))
-    for place, row in enumerate(rows):
-        if type(row) not in IMMUTABLE:
-            if counts[place] > _FRESH:
-                rows[place] = copy_value(row)
-            elif type(row) is dict:
-                _own_entries(row)
-            else:
-                rows[place] = _own_inside(row)
+    if _all_immutable(map(type, rows)):
+        return rows
+    if not COUNTS:
+        rows[:] = map(copy_value, rows)
+        return rows
+    for place, count in enumerate(list(map(getrefcount, rows))):
+        row = rows[place]
+        kind = type(row)
+        if kind in IMMUTABLE:
+            continue
+        if count > FRESH:
+            rows[place] = copy_value(row)
+        elif kind is dict:
+            _own_entries(row, received)
+        elif kind is not np.ndarray:
+            rows[place] = own_fresh(row, received)
+        elif not _is_private_array(row, received):
+            rows[place] = copy_value(row)
     return rows
 
 
-def own_columns(block: Columns) -> Columns:
-    """Columns with a copy in place of each array that something else refers to. Only the caller may hold the block."""
-    if not _COUNTS:
-        return dataclasses.replace(block, tree=copy_value(block.tree))
-    (count,) = map(getrefcount, [block.tree])
-    kept = count > _FRESH + 1  # the block holds the tree, too
-    return dataclasses.replace(block, tree=copy_value(block.tree) if kept else _own_inside(block.tree))
-
-
-def own_block(block: Block) -> Block:
-    """A block with a copy in place of each object that something else refers to. Only the caller may hold the block."""
-    return own_columns(block) if isinstance(block, Columns) else own(block)
-
-
-def copy_block(block: Block) -> Block:
-    """A copy of a block that shares no object with it that a function could write into."""
-    if isinstance(block, Columns):
-        return dataclasses.replace(block, tree=copy_value(block.tree))
-    return list(map(copy_value, block))
-
-
 def copy_value(value: Any) -> Any:
-    """A copy that shares no object with `value` that a function could write into.
+    """A copy that shares no memory with `value`, in which no two leaves share memory.
 
-    Containers, arrays, dataclasses and objects that say how they are copied (`__deepcopy__`) are copied. An object of
-    any other class is not copied: a copy of a tokenizer or of an open file would do harm.
+    Raises a TypeError that names the class of an object that cannot be copied.
     """
+    try:
+        return _copy(value)
+    except RecursionError:  # a container that contains itself
+        return _copy_object(value)
+
+
+def _copy(value: Any) -> Any:
     kind = type(value)
+    if kind in IMMUTABLE:
+        return value
     if kind is dict:
         if _all_immutable(map(type, value.values())):
             return value.copy()
-        return {key: part if type(part) in IMMUTABLE else copy_value(part) for key, part in value.items()}
+        return {key: part if type(part) in IMMUTABLE else _copy(part) for key, part in value.items()}
     if kind is np.ndarray:
-        return copy.deepcopy(value) if value.dtype.hasobject else value.copy("K")
-    if kind in IMMUTABLE:
-        return value
+        return _copy_objects(value) if value.dtype.hasobject else value.copy("K")
     if kind is list or kind is tuple:
-        return kind(value) if _all_immutable(map(type, value)) else kind([copy_value(part) for part in value])
-    return _copier(kind)(value)
+        return kind(value) if _all_immutable(map(type, value)) else kind([_copy(part) for part in value])
+    return _find_copier(kind)(value)
 
 
-def _own_entries(entries: dict[Any, Any]) -> None:
+def _own_entries(entries: dict[Any, Any], received: bool) -> None:
     """Copies the values of a dict that something else refers to. Only the caller holds the dict."""
-    rest = False
-    for key, value in entries.items():  # first the usual records: numbers, and views of arrays that the source keeps
+    if _all_immutable(map(type, entries.values())):
+        return
+    # The count comes first: the tuple of `items` is one more reference to the value.
+    for count, (key, value) in zip(map(getrefcount, entries.values()), entries.items()):
         kind = type(value)
-        if kind not in IMMUTABLE:
-            if kind is np.ndarray and type(value.base) is np.ndarray and getrefcount(value.base) > _FRESH_BASE:
-                entries[key] = copy_value(value)
-            else:
-                rest = True
-    if rest:
-        value = None  # this variable would count as another reference to the last value
-        for key, count in zip(list(entries), list(map(getrefcount, entries.values()))):
-            if type(entries[key]) not in IMMUTABLE:
-                entries[key] = copy_value(entries[key]) if count > _FRESH else _own_inside(entries[key])
+        if kind in IMMUTABLE:
+            continue
+        if count > FRESH:
+            entries[key] = copy_value(value)
+        elif kind is not np.ndarray:
+            entries[key] = own_fresh(value, received)
+        elif not _is_private_array(value, received):
+            entries[key] = copy_value(value)
 
 
-def _own_inside(value: Any) -> Any:
+def own_fresh(value: Any, received: bool) -> Any:
     """`value`, whose parts are copied where something else refers to them. Only the caller holds `value` itself."""
     kind = type(value)
-    if isinstance(value, np.ndarray):
-        return value if _owns_memory(value) else copy_value(value)
-    if isinstance(value, dict):
-        _own_entries(value)
-    elif isinstance(value, list):
-        own(value)
-    elif isinstance(value, tuple):
+    if kind is np.ndarray:
+        return value if _is_private_array(value, received) else copy_value(value)
+    if kind is dict:
+        _own_entries(value, received)
+        return value
+    if kind is list:
+        return own(value, received=received)
+    if kind is tuple or _is_named_tuple(kind):
+        if _all_immutable(map(type, value)):
+            return value
+        counts = list(map(getrefcount, value))
         parts = [
-            part if type(part) in IMMUTABLE else copy_value(part) if count > _FRESH else _own_inside(part)
-            for part, count in zip(value, list(map(getrefcount, value)))
+            part if type(part) in IMMUTABLE else copy_value(part) if count > FRESH else own_fresh(part, received)
+            for part, count in zip(value, counts)
         ]
-        if any(map(operator.is_not, parts, value)):
-            return kind._make(parts) if hasattr(kind, "_make") else kind(parts)
-    elif kind is Record:
-        value.data = own([value.data])[0]
-    elif hasattr(value, "__dict__") and dataclasses.is_dataclass(kind):
-        _own_entries(vars(value))
-    elif isinstance(value, np.void) or dataclasses.is_dataclass(kind) or hasattr(kind, "__deepcopy__"):
-        return copy_value(value)  # an entry of an array, fields in slots, a tensor: each may be a view of memory in use
-    return value
+        return tuple.__new__(kind, parts) if any(map(operator.is_not, parts, value)) else value
+    if kind is Record:
+        value.data = own([_take_data(value)], received=received)[0]
+        return value
+    if _is_private(value, received):
+        return value
+    try:
+        return copy_value(value)
+    except _NotCopied:
+        return value  # such as a generator: it is new, and nobody else can reach it
 
 
-def _owns_memory(value: np.ndarray) -> bool:
-    """Whether nothing else refers to the memory of an array. Only the caller holds the array itself."""
+def _take_data(record: Record[Any]) -> Any:
+    """The data of a record, which the record then no longer holds."""
+    data, record.data = record.data, None
+    return data
+
+
+def _is_private_array(value: np.ndarray, received: bool) -> bool:
+    """Whether nothing else refers to the memory of an exact array, and it can be written. Only the caller holds it."""
     kind = type(value.base)
     if kind is _NONE:
-        return not value.dtype.hasobject
+        is_private = value.flags.num & _OWNS_AND_WRITES == _OWNS_AND_WRITES
+    elif kind is np.ndarray:
+        if _count_base(value) > _FRESH_BASE:
+            return False
+        base: Any = value.base
+        is_private = base.base is None and bool(base.flags.num & _OWNS) and not getweakrefcount(base)
+        is_private = is_private and bool(value.flags.num & _WRITES)
+    else:
+        is_alone = kind is bytearray and _count_base(value) <= _FRESH_BASE
+        is_private = (is_alone or (received and kind is memoryview)) and bool(value.flags.num & _WRITES)
+    return is_private and not value.dtype.hasobject and not getweakrefcount(value)
+
+
+def _is_private(value: Any, received: bool) -> bool:
+    """Whether nothing else refers to the parts of an object that only the caller holds. Looks, and changes nothing."""
+    kind = type(value)
+    if kind in IMMUTABLE:
+        return True
     if kind is np.ndarray:
-        return getrefcount(value.base) <= _FRESH_BASE and value.base.base is None  # type: ignore[union-attr]
-    if kind is bytearray:  # a batch, see `memory.join`
-        return getrefcount(value.base) <= _FRESH_BASE
-    return kind is bytes  # nobody can write into it. Any other object may be a view of memory in use
+        return _is_private_array(value, received)
+    if kind is dict:
+        return _are_private(value.values(), received)
+    if kind is list or kind is tuple or _is_named_tuple(kind):
+        return _are_private(value, received)
+    if kind in _MEMORY:
+        return True
+    return _has_no_hidden_state(kind) and not getweakrefcount(value) and _are_private(vars(value).values(), received)
 
 
-_CONTAINERS = (dict, list, tuple, set, bytearray, collections.deque, collections.UserDict, collections.UserList)
+def _are_private(parts: Iterable[Any], received: bool) -> bool:
+    if _all_immutable(map(type, parts)):
+        return True
+    # A list of the parts would be one more reference to each.
+    counts = list(map(getrefcount, parts))
+    return all(
+        type(part) in IMMUTABLE or _is_passed(type(part)) or (count <= FRESH and _is_private(part, received))
+        for count, part in zip(counts, parts)
+    )
+
+
+_MEMORY = frozenset({bytearray, array.array, io.BytesIO, io.StringIO, set, frozenset})
+"""Types whose objects hold their memory alone. A view of the memory refers to the object."""
+
+
+class _Plain:
+    """A class without hidden state."""
 
 
 @functools.lru_cache(maxsize=1024)
-def _copier(kind: type) -> Callable[[Any], Any]:
+def _has_no_hidden_state(kind: type) -> bool:
+    """Whether all that objects of a class hold is in their `__dict__`, and the class does not say how to copy them.
+
+    An object with slots, or with state in C, is larger than one of an empty class.
+    """
+    return (
+        kind.__basicsize__ == _Plain.__basicsize__
+        and not kind.__itemsize__
+        and bool(kind.__dictoffset__)
+        and not hasattr(kind, "__deepcopy__")
+        and not any(vars(base).get("__slots__") for base in kind.__mro__)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_named_tuple(kind: type) -> bool:
+    is_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
+    return is_tuple and not kind.__dictoffset__ and kind.__basicsize__ == tuple.__basicsize__
+
+
+class _NotCopied(TypeError):
+    """An object cannot be copied."""
+
+
+_PASSED = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    np.ufunc,
+    np.dtype,
+    enum.Enum,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    threading.Thread,
+)
+"""Classes of objects that are no data: they pass the gate as they are."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_passed(kind: type) -> bool:
+    """Whether objects of a class pass as they are: they cannot be changed, or a copy of them would do harm."""
+    if issubclass(kind, _PASSED) or getattr(kind, "_is_no_data", False) is True:
+        return True
+    if issubclass(kind, io.IOBase):  # an open file; but BytesIO and StringIO are memory
+        return not issubclass(kind, (io.BytesIO, io.StringIO))
+    if issubclass(kind, np.generic):
+        return not issubclass(kind, np.void) and not kind.__dictoffset__
+    package = kind.__module__.partition(".")[0]
+    if package == "pyarrow":
+        return True
+    jax = sys.modules.get("jax")
+    return jax is not None and package in ("jax", "jaxlib") and issubclass(kind, jax.Array)
+
+
+@functools.lru_cache(maxsize=1024)
+def _find_copier(kind: type) -> Callable[[Any], Any]:
     """The function that copies objects of a class. It returns objects that need no copy as they are."""
+    if _is_passed(kind):
+        return _pass
     if issubclass(kind, np.ndarray):
-        return lambda value: copy.deepcopy(value) if value.dtype.hasobject else value.copy()
+        return _copy_subclass
     if issubclass(kind, np.void):  # an entry of a structured array: it looks into the array
-        return lambda value: value.copy()
+        return lambda value: copy.deepcopy(value) if value.dtype.hasobject else value.copy()
     if kind is Record:
         return lambda record: Record(record.metadata, copy_value(record.data))
-    if issubclass(kind, tuple) and hasattr(kind, "_make"):
-        return lambda value: kind._make(map(copy_value, value))  # type: ignore[attr-defined]
+    if _is_named_tuple(kind):
+        return lambda value: tuple.__new__(kind, map(_copy, value))
+    if kind is memoryview:
+        return _copy_view
+    if kind is types.MappingProxyType:
+        return lambda value: types.MappingProxyType(_copy(dict(value)))
     package = kind.__module__.partition(".")[0]
-    if package in ("jax", "jaxlib"):
-        return lambda value: value  # their arrays cannot be changed
     if package == "PIL" and hasattr(kind, "copy"):
         return _copy_image
-    known = (*_CONTAINERS, Mapping, array.array)
-    if issubclass(kind, known) or dataclasses.is_dataclass(kind) or hasattr(kind, "__deepcopy__"):
-        return _deeply
-    return lambda value: value
+    if package == "torch" and kind.__name__ == "Tensor":
+        return _copy_tensor
+    if package == "pandas":
+        return _copy_by_pickle
+    if issubclass(kind, (dict, list, collections.deque)) and not hasattr(kind, "__deepcopy__"):
+        return _copy_container
+    return _copy_object
 
 
-def _deeply(value: Any) -> Any:
-    try:
+def _pass(value: Any) -> Any:
+    return value
+
+
+def _copy_objects(value: np.ndarray) -> np.ndarray:
+    """A copy of an array of objects, and of the objects in it."""
+    if value.dtype != object:  # a structured one, with objects in some of its fields
         return copy.deepcopy(value)
-    except Exception:  # a part of it cannot be copied: a lock, an open file
-        return value
+    parts = value.reshape(-1).tolist()
+    kinds = set(map(type, parts))
+    if all(kind in IMMUTABLE or _is_passed(kind) for kind in kinds):
+        return value.copy()
+    copied = np.empty(value.size, object)
+    for place, part in enumerate(parts):
+        copied[place : place + 1] = _wrap(part if type(part) in IMMUTABLE else copy_value(part))
+    return copied.reshape(value.shape)
+
+
+def _wrap(part: Any) -> np.ndarray:
+    """An array with one object: NumPy would otherwise take an array or a list for several."""
+    wrapped = np.empty(1, object)
+    wrapped[0] = part
+    return wrapped
+
+
+def _copy_subclass(value: np.ndarray) -> np.ndarray:
+    """A copy of a memory map, of a masked array, or of an array of the user's own class with its attributes."""
+    if value.dtype.hasobject:
+        return copy.deepcopy(value)
+    copied = value.copy()
+    if not isinstance(value, np.ma.MaskedArray) and not isinstance(value, np.memmap):
+        for name, part in getattr(copied, "__dict__", {}).items():
+            copied.__dict__[name] = copy_value(part)
+    return copied
+
+
+def _copy_view(value: memoryview) -> memoryview:
+    return memoryview(bytearray(value.tobytes())).cast(value.format, value.shape)  # type: ignore[call-overload]
 
 
 def _copy_image(image: Any) -> Any:
@@ -198,3 +364,86 @@ def _copy_image(image: Any) -> Any:
     copied_image = image.copy()
     copied_image.format = image.format
     return copied_image
+
+
+def _copy_tensor(tensor: Any) -> Any:
+    """A copy of a PyTorch tensor. A deep copy would copy all of the memory that the tensor looks into."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _copy_by_pickle(value: Any) -> Any:
+    """A copy with the objects in it: a deep copy of a pandas frame would share them."""
+    import pickle
+
+    return pickle.loads(pickle.dumps(value, protocol=5))
+
+
+def _copy_object(value: Any) -> Any:
+    """A deep copy of any object. No array, list or dict is in it twice."""
+    try:
+        copied = copy.deepcopy(value)
+    except Exception as error:
+        kind = type(value)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise _NotCopied(
+            f"An element contains an object of class {name}, to which something else refers. It cannot be copied "
+            f"({type(error).__name__}: {error}). Elements must be private, so that a function may write into them. "
+            "Return a new object for each element, or leave it out of the elements. If the object may be shared, give "
+            "its class a method `__deepcopy__(self, memo)` that returns `self`."
+        ) from error
+    if copied is not value:
+        _separate(copied, {id(copied)}, {id(copied)})
+    return copied
+
+
+_LEAVES = (np.ndarray, np.void, bytearray, array.array, list, dict, set, collections.deque)
+
+
+def _separate(value: Any, seen: set[int], path: set[int]) -> None:
+    """Copies arrays, lists and dicts that are in a deep copy twice.
+
+    Objects of other classes that are in it twice stay as they are, since they may point at each other.
+
+    Args:
+      value: a part of the copy.
+      seen: the addresses of the parts that were seen before.
+      path: the addresses of the parts that this part is in, and its own.
+    """
+    for part, put in list_parts(value):
+        if type(part) in IMMUTABLE or _is_passed(type(part)) or id(part) in path:
+            continue
+        if id(part) not in seen:
+            seen.add(id(part))
+            _separate(part, seen, path | {id(part)})
+        elif isinstance(part, _LEAVES) or next(list_parts(part), None) is None:
+            put(copy_value(part))
+
+
+def _copy_container(value: Any) -> Any:
+    """A copy of a list, dict or deque of a class of its own, in which each part is copied by itself."""
+    copied = copy.copy(value)
+    for part, put in list_parts(copied):
+        put(_copy(part))
+    return copied
+
+
+def list_parts(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
+    """The parts of an object that can be replaced, each with the function that does it."""
+    if isinstance(value, type):
+        return
+    if isinstance(value, dict):
+        for key, part in list(dict.items(value)):
+            yield part, functools.partial(dict.__setitem__, value, key)
+    elif isinstance(value, (list, collections.deque)):
+        kind = list if isinstance(value, list) else collections.deque
+        for place, part in enumerate(list(value)):
+            yield part, functools.partial(kind.__setitem__, value, place)
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        for index in np.ndindex(value.shape):
+            yield value[index], functools.partial(value.__setitem__, index)
+    for name, part in list(getattr(value, "__dict__", {}).items()):
+        yield part, functools.partial(vars(value).__setitem__, name)
+    for base in type(value).__mro__:
+        for name, slot in list(vars(base).items()) if "__slots__" in vars(base) else []:
+            if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name):
+                yield getattr(value, name), functools.partial(slot.__set__, value)

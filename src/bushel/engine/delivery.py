@@ -173,7 +173,7 @@ class Delivery(Cursor):
                 self._row = min(low + count, len(result.rows))
                 self._position, *self._counts = result.marks[self._row - 1].tolist()
                 self._count_skipped(result, self._position)
-                return blocks.part_of(result.rows, low, self._row)
+                return blocks.take_part(result.rows, low, self._row)
             if result is not None and result.failure is not None:
                 if self._step_over(result.failure):
                     continue

@@ -24,7 +24,8 @@ from bushel.base.checks import INFINITE
 from bushel.base.contract import optional
 from bushel.base.errors import RowFailed, add_note, describe_error, inside, locate_error
 from bushel.base.memory import Allocator
-from bushel.base.ownership import copy_block, own, own_block
+from bushel.base.ownership import own
+from bushel.base.private_blocks import copy_block
 from bushel.engine import tally
 from bushel.engine.tally import Tally, Watched
 from bushel.graph.batch import is_ours, make_batch
@@ -368,7 +369,7 @@ class Runner:
         self.watched = program.timed or announce is not None
         """Whether steps are timed or announced."""
         self.low = self.high = 0
-        self.private = not self._is_copied(0)
+        self.private = self._must_be_private(0)
         self.dropped = False
         """Whether an element of the last block was missing or dropped."""
         self.numbered = True
@@ -383,15 +384,14 @@ class Runner:
         self.steps = [self._describe_step(number, step) for number, step in enumerate(program.steps)]
         self.current: Elementwise | None = None
 
-    def _describe_step(self, number: int, step: Step) -> tuple[Any, Any, bool, bool, bool, bool]:
+    def _describe_step(self, number: int, step: Step) -> tuple[Any, Any, bool, bool, bool]:
         """Return what `make` needs of a step: the step; the function that runs it, None if it makes batches; whether it
-        counts elements, and drops some; and whether its columns, and its rows, must be copied to be private.
+        counts elements, and drops some; and whether its rows must be private.
         """
         if not isinstance(step, Elementwise):
-            return step, None, False, False, False, False
-        operation = step.operation
-        counts, shares = operation.kind.count_key is not None, operation.shares
-        return step, operation.run, counts, operation.kind.drops, shares, shares and not self._is_copied(number + 1)
+            return step, None, False, False, True
+        kind = step.operation.kind
+        return step, step.operation.run, kind.count_key is not None, kind.drops, self._must_be_private(number + 1)
 
     def make_runner(self, program: Program, announce: Announce | None = None) -> Runner:
         """Return a runner for another program on the same rows."""
@@ -426,6 +426,7 @@ class Runner:
             except RowFailed as failed:
                 raise self._failed(low + failed.row, failed.error) from failed.error
         self.stays = [len(block)] if self.numbered else []
+        owned = self.private or self.announce is not None
         if not program.allow_nones:
             there = block.dense() if isinstance(block, Columns) else [row for row in block if row is not None]
             if len(there) < len(block):
@@ -433,12 +434,13 @@ class Runner:
                     block, there = self._read_on(block, there, limit)
                 self._note_missing(block)
                 block = there
+            there = None  # the gate counts who holds the rows
         self.after = after = []
-        for step, run, counts, drops, shares, rows_shared in self.steps:
+        for step, run, counts, drops, private in self.steps:
             if run is None:
                 block = self._timed(step, self._batch, block)
                 self.trail.append(step)
-                self.numbered = False
+                self.numbered, owned = False, True
                 continue
             count, numbers, kept = len(block), (), None
             if counts:
@@ -450,10 +452,10 @@ class Runner:
             if count:
                 self.current = step
                 if self.watched:
-                    block, kept = self._timed(step, self._step, block, numbers)
+                    block, kept = self._timed(step, self._step, block, numbers, owned, private)
                 else:
                     try:
-                        block, kept = run(block, numbers, self._where)
+                        block, kept = run(block, numbers, self._where, owned=owned, private=private)
                     except RowFailed as failed:
                         raise self._failed_in_step(failed) from failed.error
                     if kept is not None:
@@ -461,8 +463,7 @@ class Runner:
                 if kept is not None:
                     self.trail.append(kept)
                     self.dropped = True
-                if rows_shared or (shares and isinstance(block, Columns)):
-                    block = own_block(block)
+                owned = private
             if drops:
                 self.stays.append(count if kept is None else kept)
         if program.stacked_next and not self.here and len(block):
@@ -527,14 +528,19 @@ class Runner:
                 marks = batches
         return marks
 
-    def _is_copied(self, number: int) -> bool:
-        """Return whether rows before step `number` are copied, to be batched or sent, before a step writes to them."""
-        for step in self.program.steps[number:]:
-            if type(step) is BatchStream:
-                return is_ours(step.batch_fn)
-            if isinstance(step, Elementwise) and step.operation.writes:
-                return False
-        return self.program.stacked_next or self.place is not None
+    def _must_be_private(self, number: int) -> bool:
+        """Return whether the rows before step `number` must be private. After the last step, it is those of the result.
+
+        They need not be where the next step only reads or stacks them, nor where they are sent: the receiver makes them
+        private. A filter returns the rows that it is given; it makes them private if the step after it needs that.
+        """
+        program = self.program
+        if number == len(program.steps):
+            return not program.stacked_next and self.place is None
+        step = program.steps[number]
+        if type(step) is BatchStream:
+            return not is_ours(step.batch_fn)
+        return not isinstance(step, Elementwise) or step.operation.needs_private
 
     def _in_place(self, allowed: bool = True) -> contextlib.AbstractContextManager[None]:
         """Return a context in which new arrays are made in the memory of the result, if that is `allowed`."""
@@ -593,7 +599,9 @@ class Runner:
         )
         self.skipped.append((failed.position, (which, describe_error(failed.error), 1)))
 
-    def _step(self, step: Elementwise, block: Block, numbers: Sequence[int]) -> tuple[Block, list[bool] | None]:
+    def _step(
+        self, step: Elementwise, block: Block, numbers: Sequence[int], owned: bool, private: bool
+    ) -> tuple[Block, list[bool] | None]:
         """Run one per-element operation on all rows; one by one, if each is announced.
 
         Returns the rows that stay, and whether each row stays (None if all do).
@@ -601,7 +609,7 @@ class Runner:
         run = step.operation.run
         if self.announce is None:
             try:
-                block, kept = run(block, numbers, self._where)
+                block, kept = run(block, numbers, self._where, owned=owned, private=private)
             except RowFailed as failed:
                 raise self._failed_in_step(failed) from failed.error
             return block if kept is None else keep_rows(block, kept), kept
@@ -612,7 +620,9 @@ class Runner:
         for row, element in enumerate(blocks.rows_of(block)):
             self.announce(positions[row], positions[row] + 1)
             try:
-                one, kept = run([element], numbers[row : row + 1], lambda _, row=row: self._where(row))
+                one, kept = run(
+                    [element], numbers[row : row + 1], lambda _, row=row: self._where(row), owned=owned, private=private
+                )
             except RowFailed as failed:
                 self._skip(FailedAt(positions[row], failed.error))
                 kept = [False]
@@ -623,6 +633,11 @@ class Runner:
 
     def _batch(self, step: BatchStream, block: Block) -> list[Any]:
         size, count = step.batch_size, len(block)
+        ours = is_ours(step.batch_fn)
+        parts = [blocks.part_of(block, start, min(start + size, count)) for start in range(0, count, size)]
+        if isinstance(block, list):
+            block.clear()  # the gate counts who holds what a batch is made of
+        parts.reverse()
         batches: list[Any] = []
         with self._in_place(self.program.batches_in_place(step)):
             for start in range(0, count, size):
@@ -633,11 +648,12 @@ class Runner:
                     marks = self.marks()
                     self.announce(int(marks[start, 0]) - 1, int(marks[end - 1, 0]))
                 try:
-                    batches.append(make_batch(blocks.part_of(block, start, end), step.batch_fn))
+                    batch = [make_batch(parts.pop(), step.batch_fn)]
+                    batches += batch if ours else own(batch)
                 except Exception as error:
                     position = int(self.marks()[start, 0]) - 1
                     raise FailedAt(position, locate_error(error, f"bushel: {step.call()} failed.")) from error
-        return own(batches) if step.shares else batches
+        return batches
 
     def _where(self, row: int) -> str:
         """Return a note that says where row `row` failed in the step that runs now."""

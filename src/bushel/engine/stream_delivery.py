@@ -34,7 +34,7 @@ class StreamDelivery(Cursor):
             if result is not None and self._row < len(result.rows):
                 low, self._row = self._row, min(self._row + count, len(result.rows))
                 count_skipped(self._skips, result.skipped, int(result.marks[self._row - 1, 0]))
-                return blocks.part_of(result.rows, low, self._row)
+                return blocks.take_part(result.rows, low, self._row)
             if result is not None:
                 self._row = len(result.rows)
                 count_skipped(self._skips, result.skipped, INFINITE)

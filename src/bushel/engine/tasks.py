@@ -22,6 +22,7 @@ from bushel.base.contract import optional
 from bushel.base.ending_threads import must_end, start_thread
 from bushel.base.errors import add_note
 from bushel.base.memory import Allocator
+from bushel.base.private_blocks import own_block
 from bushel.base.progress import silence_worker
 from bushel.engine import stall
 from bushel.engine.program import (
@@ -215,9 +216,13 @@ class Ticket:
 
 
 def wait_and_check(executor: Executor, ticket: Ticket) -> tuple[Result, float]:
-    """Return the answer of `executor.wait`, after a check: a user may have written the executor."""
+    """Return the answer of `executor.wait`, after a check: a user may have written the executor.
+
+    The rows are made private. A worker sends one object for a record that is in a block twice.
+    """
     match executor.wait(ticket):
         case (Result() as result, int() | float() as seconds):
+            result.rows = own_block(result.rows, received=True)
             return result, seconds
         case answer:
             raise TypeError(

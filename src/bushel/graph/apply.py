@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from bushel.base import blocks, checks, transforms
-from bushel.base.blocks import Block, Columns
+from bushel.base.blocks import Block
+from bushel.base.effects import are_known
 from bushel.base.errors import RowFailed
-from bushel.base.ownership import copy_value, own_block
+from bushel.base.ownership import copy_value, own
 from bushel.graph import operation
-from bushel.graph.fused_steps import compile_steps, find_failed_step
+from bushel.graph.fused_steps import compile_private_steps, compile_steps, find_failed_step
 from bushel.graph.many_plans import JoinedOperations
 from bushel.graph.node import (
     Computed,
@@ -61,9 +62,7 @@ class _PerElement(WithTransform):
         parent = self.parent
         if not isinstance(parent, _PerElement) or parent.operation.vectorized:
             return [own]
-        writes = self.operation.writes
-        before = [dataclasses.replace(step, written_later=step.written_later or writes) for step in parent._steps]
-        return [*before, own]
+        return [*parent._steps, own]
 
     @functools.cached_property
     def _chains(self) -> list[_Chain]:
@@ -72,7 +71,7 @@ class _PerElement(WithTransform):
         for step in self._steps:
             last = chains[-1] if chains else []
             # A filter that comes first may get columns, which then stay columns.
-            if last and step.can_join and last[-1].can_join and not last[0].drops:
+            if last and step.can_join(last[-1]) and not last[0].drops:
                 last.append(step)
             else:
                 chains.append([step])
@@ -128,19 +127,19 @@ class _Step:
 
     node: _PerElement
     operation: Operation
-    written_later: bool = False
-    """Whether an operation after this one could change the elements that it is given."""
 
     def __post_init__(self) -> None:
         kind = self.operation.kind
-        self.call_each = kind.keep_each or kind.call_each
         self.counts = kind.count_key is not None
         self.drops = kind.drops
-        self.shares = self.operation.shares
-        self.needs_own = self.written_later or self.operation.writes
-        """Whether the elements that it is given must belong to the pipeline, even if its result need not."""
-        self.can_join = not self.counts and not self.shares
-        """Whether nothing but calls of the function is needed between the step before and the step after."""
+
+    def can_join(self, before: _Step) -> bool:
+        """Whether this step can run in one loop with the one before: both only read, or both may write."""
+        return not self.counts and not before.counts and self._only_reads == before._only_reads
+
+    @property
+    def _only_reads(self) -> bool:
+        return self.operation.reading is not None
 
 
 class _Chain:
@@ -148,13 +147,36 @@ class _Chain:
 
     def __init__(self, steps: list[_Step]):
         self.steps = steps
-        self.run = compile_steps(tuple([step.drops for step in steps]))
+        drops = tuple([step.drops for step in steps])
+        self._readings = [step.operation.reading for step in steps]
+        self._run_reading, self._run_private = compile_steps(drops), compile_private_steps(drops)
+        self.needs_private = steps[0].operation.needs_private
+        """Whether the elements that it is given must be private, whatever is done with its result."""
 
-    def list_functions(self) -> list[Callable[..., Any]]:
+    def _list_functions(self) -> list[Callable[..., Any]]:
         return [step.operation.watched().function for step in self.steps]
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def run(self, rows: list[Any], where: Callable[[_Step, int], str], owned: bool, private: bool) -> list[Any]:
+        """The rows after all steps. See `Operation.run` for the arguments. The list `rows` is empty afterwards."""
+        count = len(rows)
+        # For elements of known types such functions return known types, too. So one look at the rows is enough.
+        only_reads = all([reading is not None and reading.knows_loads() for reading in self._readings])
+        only_reads = only_reads and are_known(rows)
+        left: Any = iter(rows) if only_reads else rows
+        try:
+            if only_reads:
+                made = self._run_reading(left, self._list_functions())
+            else:
+                rows.reverse()
+                made = self._run_private(rows, self._list_functions(), owned)
+        except Exception as error:
+            step = self.steps[find_failed_step(error)]
+            raise_for_row(error, count, left, functools.partial(where, step))
+        rows.clear()  # rows that functions have returned as they are would otherwise count as held by this list, too
+        return own(made) if private and only_reads else made
 
 
 @dataclasses.dataclass(slots=True)
@@ -166,40 +188,25 @@ class _OneByOne(Plan):
     parent: Plan
 
     def read(self, low: int, high: int, private: bool) -> Block:
-        numbers = None
-        block = self.parent.read(low, high, private or self.chains[0].steps[0].needs_own)
-        for chain in self.chains:
-            if len(chain.steps) > 1:
-                block = self._run_chain(chain, low, blocks.rows_of(block))
-                continue
-            (step,) = chain.steps
-            if step.counts:
-                numbers = self.indices[low:high].tolist() if numbers is None else numbers
-            if type(block) is not list:
-                if step.drops:  # columns stay columns
-                    where = functools.partial(self._describe_failure, step, low)
-                    block, kept = step.operation.run(block, (), where)
-                    block = block if kept is None else operation.mark_missing(block, kept)
-                    continue
-                block = blocks.rows_of(block)
-            left, count = iter(block), len(block)
-            try:
-                block = step.call_each(left, step.operation.watched(), numbers or ())
-            except Exception as error:
-                raise_for_row(error, count, left, functools.partial(self._describe_failure, step, low))
-            if step.shares and (private or step.written_later):
-                block = own_block(block)
+        owned = self.chains[0].needs_private
+        block = self.parent.read(low, high, owned)
+        for number, chain in enumerate(self.chains):
+            wanted = private if number == len(self.chains) - 1 else self.chains[number + 1].needs_private
+            (step, *others) = chain.steps
+            where = functools.partial(self._describe_failure, low)
+            if others or (not step.counts and type(block) is list):
+                owned = owned or type(block) is not list
+                block = chain.run(blocks.rows_of(block), where, owned, wanted)
+            else:
+                numbers = self.indices[low:high].tolist() if step.counts else ()
+                block, kept = step.operation.run(
+                    block, numbers, functools.partial(where, step), owned=owned, private=wanted
+                )
+                block = block if kept is None else operation.mark_missing(block, kept)
+            owned = wanted
         return block
 
-    def _run_chain(self, chain: _Chain, low: int, rows: list[Any]) -> list[Any]:
-        left, count = iter(rows), len(rows)
-        try:
-            return chain.run(left, chain.list_functions())
-        except Exception as error:
-            step = chain.steps[find_failed_step(error)]
-            raise_for_row(error, count, left, functools.partial(self._describe_failure, step, low))
-
-    def _describe_failure(self, step: _Step, low: int, row: int) -> str:
+    def _describe_failure(self, low: int, step: _Step, row: int) -> str:
         return step.node.describe_failure(int(self.indices[low + row]))
 
 
@@ -220,11 +227,10 @@ class _Vectorized(Plan):
             return self.node.describe_failure(*self.indices[low:high].tolist())
 
         # A vectorized map gets its rows stacked, which copies them. A filter returns the very rows that it is given.
-        needs_own = run.kind.drops and (private or run.writes)
-        block, kept = run.run(self.parent.read(low, high, needs_own), (), where)
-        if kept is not None:
-            return operation.mark_missing(block, kept)
-        return own_block(block) if run.shares and (private or isinstance(block, Columns)) else block
+        owned = run.kind.drops and private
+        block = self.parent.read(low, high, owned)
+        block, kept = run.run(block, (), where, owned=owned, private=private)
+        return block if kept is None else operation.mark_missing(block, kept)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -293,4 +299,5 @@ class _FlatMapped(Plan):
             element = int(self.elements[first + row])
             return describe_failure(self.node.describe(), element, self.node.parent.origins(element))
 
-        return blocks.rows_of(self.node.operation.run(self.parent.take(first, end), (), where)[0])
+        block = self.parent.take(first, end)
+        return blocks.rows_of(self.node.operation.run(block, (), where, owned=True, private=True)[0])

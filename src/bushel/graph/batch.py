@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 
 from bushel.base import blocks, memory, trees
 from bushel.base.blocks import Block, Columns
-from bushel.base.effects import may_share
 from bushel.base.errors import RowFailed, locate_error
 from bushel.base.ownership import own
 from bushel.base.specs import ShapeDtypeStruct
@@ -61,11 +61,6 @@ def _restack(leaf: np.ndarray) -> np.ndarray:
     return leaf if leaf.dtype.isnative and leaf.dtype.kind not in "SU" else np.stack(list(leaf))
 
 
-def may_keep(batch_fn: BatchFn | None) -> bool:
-    """Whether a batch could be an object that the user's function keeps."""
-    return not is_ours(batch_fn) and may_share(batch_fn)
-
-
 def is_ours(batch_fn: BatchFn | None) -> bool:
     """Whether batches are made by the library alone."""
     inner: Any = batch_fn.func if isinstance(batch_fn, functools.partial) else batch_fn
@@ -107,11 +102,6 @@ class Batches(OneParentMap):
     @property
     def in_place(self) -> InPlace:
         return InPlace.AS_ROWS if is_ours(self.batch_function) else InPlace.NEVER
-
-    @functools.cached_property
-    def shares(self) -> bool:
-        """Whether a batch could be an object that the user's function keeps."""
-        return may_keep(self.batch_function)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,17 +169,19 @@ class _Batched(Plan):
         except RowFailed as failed:
             row = int(np.searchsorted(self.edges, start + failed.row, side="right")) - 1
             raise RowFailed(row - low, failed.error) from failed.error
+        edges = [edge - start for edge in self.edges[low : high + 1]]
+        parts = [blocks.part_of(block, first, end) for first, end in itertools.pairwise(edges)]
+        del block  # the gate counts who holds what a batch is made of
+        parts.reverse()
         batches = []
         for row in range(low, high):
-            part = blocks.part_of(block, self.edges[row] - start, self.edges[row + 1] - start)
             try:
-                batches.append(self.node.make(part, self.kinds[row]))
+                batch = [self.node.make(parts.pop(), self.kinds[row])]
+                batches += batch if self.ours else own(batch)
             except Exception as error:
                 where = self.node.describe_failure(int(self.indices[row]))
                 raise RowFailed(row - low, locate_error(error, where)) from error
-            del part
-        del block  # `own` counts who holds what a batch is made of
-        return own(batches) if self.node.shares else batches
+        return batches
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:

@@ -298,7 +298,7 @@ class GroupCursor(Over[N]):
             self.group = [] if group is None else group
         low = self.given
         self.given = min(low + count, len(self.group))
-        return blocks.part_of(self.group, low, self.given)
+        return blocks.take_part(self.group, low, self.given)
 
     def catch_up(self) -> None:
         super().catch_up()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 from bushel.base import trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, locate_error
-from bushel.base.ownership import IMMUTABLE, copy_value, own, own_block
+from bushel.base.ownership import copy_value, own
+from bushel.base.private_blocks import own_answer
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import show_value
 from bushel.graph.node import InPlace, Leaf, Origin, Plan, PlanMany, raise_for_row
@@ -33,10 +34,6 @@ def name_source(source: Any) -> str:
     return text if len(text) <= 120 and "\n" not in text else kind.__name__
 
 
-_FIRST_READ = "_first_read"
-"""Where a `Source` keeps a record and a copy of it, until `compare_reads` has another one to compare with."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source(Leaf):
     """Records of anything with a length and `source[i]`, read many at a time where the source can."""
@@ -44,8 +41,7 @@ class Source(Leaf):
     source: Any
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in vars(self).items() if name != _FIRST_READ}
-        return {**state, "source": pack_array(self.source) if isinstance(self.source, np.ndarray) else self.source}
+        return {**vars(self), "source": pack_array(self.source) if isinstance(self.source, np.ndarray) else self.source}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, source=unpack_array(state["source"]))
@@ -58,36 +54,17 @@ class Source(Leaf):
         """Whether the source makes a new object for each read."""
         return gives_new_records(self.source)
 
-    @property
-    def keeps_records(self) -> bool | None:
-        """Whether a record stays as it is when the source reads the next one; None while that is not known.
-
-        A source may use one buffer for all its records, so that each read overwrites the record before.
-        """
-        return True if self.gives_new or type(self.source) is list else vars(self).get("_keeps_records")
-
-    def compare_reads(self, record: Any, position: int) -> None:
-        """Finds out whether the source keeps records, from the first two that it is called with.
-
-        Args:
-          record: as the source has just returned it.
-          position: where the source has it.
-        """
-        known = vars(self)
-        seen = known.get(_FIRST_READ)
-        if seen is None:  # another thread may be here, too
-            seen = known.setdefault(_FIRST_READ, (position, record, copy_value(record)))
-        before, first, values = seen
-        if before != position:
-            one_object = first is record and type(record) not in IMMUTABLE
-            old, new = trees.leaves(values), trees.leaves(first)
-            shared = _find_shared_arrays(first, record)
-            known["_keeps_records"] = (
-                not one_object
-                and len(old) == len(new)
-                and all(np.asarray(old[number]).tobytes() == new[number].tobytes() for number in shared)
-            )
-            known.pop(_FIRST_READ, None)
+    def read_single(self, positions: Iterable[int], private: bool) -> list[Any]:
+        """Reads records one by one. If they are not `private`, they may belong to a source that never changes them."""
+        source = self.source
+        if self.gives_new or (type(source) is list and not private):
+            return [source[position] for position in positions]
+        if type(source) is list:  # it holds its records, so there is no need to count who does
+            return [copy_value(source[position]) for position in positions]
+        rows: list[Any] = []
+        for position in positions:  # a source may use one buffer for all records
+            rows += own([source[position]])
+        return rows
 
     def plan(self, indices: np.ndarray) -> Plan:
         positions = words.narrowed(indices % self.length)
@@ -104,10 +81,9 @@ class Source(Leaf):
             return lambda which, indices: _ArraysRead(arrays, which, indices % lengths[which])
         if any(get_batch_reader(node.source) is not None for node in nodes):
             return None
-        keep_records = all(node.keeps_records for node in nodes)
 
         def plan(which: np.ndarray, indices: np.ndarray) -> Plan:
-            return _SingleReadsOfMany(nodes, which.tolist(), (indices % lengths[which]).tolist(), keep_records)
+            return _SingleReadsOfMany(nodes, which.tolist(), (indices % lengths[which]).tolist())
 
         return plan
 
@@ -136,45 +112,18 @@ class Source(Leaf):
         return f"bushel: reading {Origin(name_source(self.source), tuple(positions))} failed."
 
 
-def _find_shared_arrays(one: Any, other: Any) -> list[int]:
-    """The numbers of the leaves that are arrays at the same address in two records."""
-    pairs = enumerate(zip(trees.leaves(one), trees.leaves(other)))
-    return [
-        number
-        for number, (left, right) in pairs
-        if type(left) is type(right) is np.ndarray
-        and left.size
-        and left.__array_interface__["data"] == right.__array_interface__["data"]
-    ]
-
-
 @dataclasses.dataclass(slots=True)
 class _SingleReads(Plan):
     node: Source
     positions: list[int]
 
     def read(self, low: int, high: int, private: bool) -> Block:
-        source, positions = self.node.source, self.positions[low:high]
+        positions = self.positions[low:high]
         left = iter(positions)
         try:
-            if self.node.gives_new or (not private and self.node.keeps_records):
-                return [source[position] for position in left]
-            if type(source) is list:  # it holds its records, so there is no need to count who does
-                return [copy_value(source[position]) for position in left]
-            if not private and self.node.keeps_records is None:
-                return [self._read_and_compare(position) for position in left]
-            # Record by record, since a source may use one buffer for all of them.
-            return [own([source[position]])[0] for position in left]
+            return self.node.read_single(left, private)
         except Exception as error:
             raise_for_row(error, len(positions), left, lambda row: self.node.describe_read_failure([positions[row]]))
-
-    def _read_and_compare(self, position: int) -> Any:
-        record = self.node.source[position]
-        if self.node.keeps_records is None:
-            self.node.compare_reads(record, position)
-        elif self.node.keeps_records:  # since a record before this one
-            return record
-        return copy_value(record)
 
 
 @dataclasses.dataclass(slots=True)
@@ -184,24 +133,22 @@ class _SingleReadsOfMany(Plan):
     nodes: Sequence[Source]
     which: list[int]
     positions: list[int]
-    keep_records: bool
-    """Whether it is known of all sources that they keep records: see `Source.keeps_records`."""
 
     def read(self, low: int, high: int, private: bool) -> Block:
-        sources = [self.nodes[number].source for number in self.which[low:high]]
-        records = list(zip(sources, self.positions[low:high], strict=True))
+        nodes = [self.nodes[number] for number in self.which[low:high]]
+        records = list(zip(nodes, self.positions[low:high], strict=True))
         left = iter(records)
 
         def where(row: int) -> str:
             return self.nodes[self.which[low + row]].describe_read_failure([self.positions[low + row]])
 
+        rows: list[Any] = []
         try:
-            if not private and self.keep_records:
-                return [source[position] for source, position in left]
-            # Record by record, since a source may use one buffer for all of them.
-            return [own([source[position]])[0] for source, position in left]
+            for node, position in left:
+                rows += node.read_single((position,), private)
         except Exception as error:
             raise_for_row(error, len(records), left, where)
+        return rows
 
 
 @dataclasses.dataclass(slots=True)
@@ -218,12 +165,15 @@ class _ManyReads(Plan):
 
     def read(self, low: int, high: int, private: bool) -> Block:
         positions = self.positions[low:high]
-        if not private and isinstance(self.node.source, RaggedDataSource):
+        if not private and type(self.node.source) is RaggedDataSource:
             return self.node.source.look(positions)
         try:
-            block = self.read_many(positions)
-            if not isinstance(block, Columns):
-                block = list(block)
+            answer = [self.read_many(positions)]
+            if not self.node.gives_new:
+                # Inside `memory.allocating`, its own arrays look into memory that only they use.
+                answer = [own_answer(answer, received=self.node.in_place is not InPlace.NEVER)]
+            block = answer.pop()
+            block = block if isinstance(block, Columns) else list(block)
         except RowFailed:
             raise
         except Exception as error:
@@ -235,13 +185,7 @@ class _ManyReads(Plan):
                 "`__getitems__` must return one record per index."
             )
             raise RowFailed(0, wrong)
-        if self.node.gives_new or not len(block):
-            return block
-        if private or isinstance(block, Columns):
-            return own_block(block)
-        if self.node.keeps_records is None:
-            self.node.compare_reads(block[0], int(positions[0]))
-        return block if self.node.keeps_records else own_block(block)
+        return block
 
     def _raise_for_single_record(self, positions: list[int]) -> None:
         """Raises for the first record that cannot be read alone either, after a failure of several."""

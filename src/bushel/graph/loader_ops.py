@@ -10,6 +10,7 @@ from bushel.base import blocks, transforms
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, StateMismatch, locate_error
 from bushel.base.ownership import own
+from bushel.base.private_blocks import own_answer
 from bushel.base.records import Record, RecordMetadata
 from bushel.graph import operation
 from bushel.graph.batch import BatchFn
@@ -76,7 +77,7 @@ class SplitRecords(transforms.FlatMap):
 
     def flat_map(self, element: Record[Any]) -> Sequence[Record[Any]]:
         first = element.metadata.index * self.max_fan_out
-        parts = self.transform.flat_map(element.data)
+        parts = blocks.rows_of(own_answer([self.transform.flat_map(element.data)]))
         return [Record(RecordMetadata(index=first + number), part) for number, part in enumerate(parts)]
 
     def __repr__(self) -> str:

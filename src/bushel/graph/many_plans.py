@@ -16,7 +16,6 @@ import numpy as np
 from bushel.base import blocks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed
-from bushel.base.ownership import own_block
 from bushel.graph.node import Computed, MapNode, Moved, Plan, PlanMany, describe_failure, merge_origins
 from bushel.graph.operation import Operation, WithTransform, mark_missing
 from bushel.index import words
@@ -173,8 +172,7 @@ class JoinedOperations:
         self.operation_of = np.array(found)
         self.vectorized = any(operation.vectorized for operation in self.operations)
         self.counts = self.operations[0].kind.count_key is not None
-        self.writes = any(operation.writes for operation in self.operations)
-        self.shares = any(operation.shares for operation in self.operations)
+        self.needs_private = any(operation.needs_private for operation in self.operations)
 
     def plan(self, which: np.ndarray, indices: np.ndarray) -> Plan:
         """Plans the elements at `indices` of the nodes `which`."""
@@ -192,30 +190,33 @@ class _ByManyOperations(Plan):
 
     def read(self, low: int, high: int, private: bool) -> Block:
         joined = self.joined
-        block = self.parent.read(low, high, private or joined.writes)
+        owned = joined.needs_private
+        block = self.parent.read(low, high, owned)
         which = self.which[low:high]
         if len(joined.operations) == 1 and (isinstance(block, Columns) or not joined.vectorized):
-            made = self._run(joined.operations[0], block, low, np.arange(high - low))
-        else:
-            made = self._run_each(block, low, which)
-        return own_block(made) if joined.shares and (private or isinstance(made, Columns)) else made
+            return self._run(joined.operations[0], block, low, np.arange(high - low), owned, private)
+        return self._run_each(block, low, which, owned, private)
 
-    def _run_each(self, block: Block, low: int, which: np.ndarray) -> Block:
+    def _run_each(self, block: Block, low: int, which: np.ndarray, owned: bool, private: bool) -> Block:
         """Runs each operation on its rows."""
         joined = self.joined
         # Rows of one part are likely to be of one kind, and a vectorized function needs such rows to stack them.
         keys = which if joined.vectorized and not isinstance(block, Columns) else joined.operation_of[which]
+        owned = owned or isinstance(block, Columns)
         rows = blocks.rows_of(block)
         parts: list[tuple[np.ndarray, Block]] = []
         for here in words.group(keys).values():
             operation = joined.operations[joined.operation_of[which[here[0]]]]
+            own_rows = [rows[row] for row in here.tolist()]
+            for row in here.tolist():
+                rows[row] = None  # otherwise a row that the function returns as it is would be held twice
             try:
-                parts.append((here, self._run(operation, [rows[row] for row in here.tolist()], low, here)))
+                parts.append((here, self._run(operation, own_rows, low, here, owned, private)))
             except RowFailed as failed:
                 raise RowFailed(int(here[failed.row]), failed.error) from failed.error
         return merge_rows(parts, len(which))
 
-    def _run(self, operation: Operation, block: Block, low: int, here: np.ndarray) -> Block:
+    def _run(self, operation: Operation, block: Block, low: int, here: np.ndarray, owned: bool, private: bool) -> Block:
         """Runs an operation on the rows `low + here` of the plan."""
 
         def where(row: int) -> str:
@@ -229,5 +230,5 @@ class _ByManyOperations(Plan):
             return describe_failure(operation.describe(), indices, merge_origins(origins))
 
         numbers = self.indices[low + here].tolist() if self.joined.counts else ()
-        made, kept = operation.run(block, numbers, where)
+        made, kept = operation.run(block, numbers, where, owned=owned, private=private)
         return made if kept is None else mark_missing(made, kept)

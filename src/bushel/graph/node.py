@@ -35,8 +35,8 @@ class Plan(abc.ABC):
           low: the first row.
           high: the row after the last.
           private: whether rows of a list must belong to the caller, so that a user's function may write into them.
-            Otherwise the caller only reads the rows and then drops them, and a row may belong to a source. Columns
-            belong to the caller in both cases.
+            Otherwise the caller only reads the rows and then drops them, and a row may belong to a source that never
+            changes it. Columns belong to the caller in both cases.
         """
 
     def take(self, low: int, high: int) -> Block:
@@ -74,10 +74,12 @@ def take_in_order(read: Callable[[int, int], Block], low: int, high: int) -> Blo
         raise
 
 
-def raise_for_row(error: Exception, count: int, left: Iterator[Any], where: Callable[[int], str]) -> NoReturn:
-    """Raises the RowFailed for an error in a loop over `count` rows, of which the iterator `left` has the rest.
+def raise_for_row(
+    error: Exception, count: int, left: Iterator[Any] | list[Any], where: Callable[[int], str]
+) -> NoReturn:
+    """Raises the RowFailed for an error in a loop over `count` rows, of which `left` has the rest.
 
-    The row that failed follows from how many rows the iterator has left. So the loop itself need not count rows.
+    The row that failed follows from how many rows are left. So the loop itself need not count rows.
     """
     if isinstance(error, RowFailed):
         raise error

@@ -17,8 +17,10 @@ import numpy as np
 
 from bushel.base import blocks, transforms, trees
 from bushel.base.blocks import Block, Columns
-from bushel.base.effects import may_share, may_write
+from bushel.base.effects import Reading, find_reading
 from bushel.base.errors import RowFailed, locate_error
+from bushel.base.ownership import IMMUTABLE, copy_value, own
+from bushel.base.private_blocks import own_answer, own_block
 from bushel.base.rng import RngPool
 from bushel.graph.hidden_randomness import Watch
 from bushel.graph.node import InTwoSteps, Node, OneParentMap, raise_for_row
@@ -40,8 +42,6 @@ class Kind:
     """Where the state of a stream keeps how many elements came before, for operations that depend on it."""
     drops: bool = False
     """Whether the function decides which elements stay."""
-    keep_each: CallEach | None = None
-    """For a filter on a map node: as `call_each`, but returns the rows that stay, and None for each of the others."""
     splits: bool = False
     """Whether the function returns several elements for one. They may share memory."""
 
@@ -72,14 +72,15 @@ class Operation:
         return operation if watch.left > 0 else self
 
     @functools.cached_property
-    def writes(self) -> bool:
-        """Whether the function could change the element that it is given."""
-        return may_write(self.function)
+    def reading(self) -> Reading | None:
+        """The proof that the function only reads, for elements of known types; None if its code does not tell."""
+        with_elements_alone = self.kind.count_key is None or self.kind.name == "map_with_index"
+        return find_reading(self.function) if with_elements_alone and not self.kind.splits else None
 
-    @functools.cached_property
-    def shares(self) -> bool:
-        """Whether the function could return an object that it keeps."""
-        return self.kind.splits or not (self.kind.drops or self._makes_new_arrays or not may_share(self.transform))
+    @property
+    def needs_private(self) -> bool:
+        """Whether the elements that it is given must be private, whatever is done with its result."""
+        return self.reading is None and not self.vectorized  # a vectorized function gets a copy of the rows
 
     @functools.cached_property
     def _makes_new_arrays(self) -> bool:
@@ -112,52 +113,112 @@ class Operation:
             )
         return self.transform.output_spec(parent.element_spec())
 
-    def run(self, block: Block, numbers: Sequence[int], where: Callable[[int], str]) -> tuple[Block, list[bool] | None]:
+    def run(
+        self, block: Block, numbers: Sequence[int], where: Callable[[int], str], *, owned: bool, private: bool
+    ) -> tuple[Block, list[bool] | None]:
         """The operation on a block.
 
-        Returns a block with a row for each that came in. A filter returns the block itself, and one bool per row:
-        whether the row stays; None where all stay. Raises RowFailed.
+        Returns a block with a row for each that came in. A filter returns the rows that it was given, and one bool per
+        row: whether the row stays; None where all stay. Raises RowFailed.
 
         Args:
-          block: the elements.
+          block: the elements. A list is empty afterwards, unless it is what is returned.
           numbers: the number of each element in its dataset. Operations without a `count_key` do not look at it.
           where: says where row `row` of the block failed, for the note on the error.
+          owned: whether the elements are private. Columns always are.
+          private: whether the rows that are returned must be private. Otherwise the caller only reads and drops them.
         """
         if self.vectorized:
-            return self._run_vectorized(block, where)
+            return self._run_vectorized(block, where, private and not owned)
         kind = self.kind
-        left = iter(block if type(block) is list else blocks.rows_of(block))
+        rows = block if type(block) is list else blocks.rows_of(block)
+        count = len(rows)
+        if self.reading is not None and self.reading.proves(rows):
+            left = iter(rows)
+            try:
+                made = kind.call_each(left, self, numbers)
+            except Exception as error:
+                raise_for_row(error, count, left, where)
+            if not kind.drops:
+                return own(made) if private else made, None
+            if private and not owned and type(block) is list:
+                own(block)
+            return block, None if all(made) else made
+        rows.reverse()
         try:
-            made = kind.call_each(left, self.watched(), numbers)
+            return self._run_privately(rows, numbers, owned or type(block) is not list)
         except Exception as error:
-            raise_for_row(error, len(block), left, where)
-        if not kind.drops:
-            return made, None
-        return block, None if all(made) else made
+            raise_for_row(error, count, rows, where)
 
-    def _run_vectorized(self, block: Block, where: Callable[[int], str]) -> tuple[Block, list[bool] | None]:
+    def _run_privately(
+        self, rows: list[Any], numbers: Sequence[int], owned: bool
+    ) -> tuple[list[Any], list[bool] | None]:
+        """Calls the function with each row, and makes what it returns private before the next call.
+
+        The function may have kept what it got or returned, and may write into it at the next call.
+
+        Args:
+          rows: the rows, the last one first. They are taken out, so that nothing but the function can hold them.
+          numbers: as for `run`.
+          owned: whether the rows are private.
+        """
+        operation, kind = self.watched(), self.kind
+        function, call_each = operation.function, kind.call_each
+        made: list[Any] = []
+        stays: list[bool] = []
+        calls_plainly, skips_missing = call_each in (_map, _map_all), call_each is _map
+        for place in range(len(rows)):
+            box = [rows.pop()]
+            if not owned:
+                own(box)
+            if calls_plainly:
+                if box[0] is not None or not skips_missing:
+                    box = [function(box.pop())]
+                    if type(box[0]) not in IMMUTABLE:
+                        own(box)
+            elif kind.drops:
+                stays += call_each(iter(box), operation, numbers[place : place + 1])
+                own(box)
+            else:
+                box = own(call_each(iter([box.pop()]), operation, numbers[place : place + 1]))
+            made += box
+        return made, None if all(stays) else stays
+
+    def _run_vectorized(
+        self, block: Block, where: Callable[[int], str], must_own: bool
+    ) -> tuple[Block, list[bool] | None]:
         try:
-            made = self._run_columns(block)
             if not self.kind.drops:
-                return made, None
-            verdicts = self._as_verdicts(made)
+                made = self._run_columns(block)
+                return made if self._makes_new_arrays else own_block(made), None
+            verdicts = self._as_verdicts(self._run_columns(block))
+            # The function has seen a copy, see `_run_columns`: neither its writes nor what it keeps reach the rows.
+            rows = own_block(block) if must_own else block
         except Exception as error:
             raise RowFailed(0, locate_error(error, where(0))) from error
-        return block, None if all(verdicts) else verdicts
+        return rows, None if all(verdicts) else verdicts
 
     def _run_columns(self, block: Block) -> Block:
-        """The function of whole columns. It sees no missing elements, and must return one element for each."""
+        """The function of whole columns. It sees no missing elements, and must return one element for each.
+
+        A filter gets a copy, since the rows that it sees are needed afterwards. A map takes the columns.
+        """
         columns = blocks.as_columns(block)
         if columns is None:
             # Rows of several kinds, or none at all. Each row is a block of its own, so that no other changes its dtype.
             return [
-                row if row is None else blocks.rows_of(self._run_columns(Columns(blocks.stack([row]), 1)))[0]
+                row if row is None else blocks.rows_of(own_block(self._run_columns(Columns(blocks.stack([row]), 1))))[0]
                 for row in blocks.rows_of(block)
             ]
         count = columns.dense().length
         if not count:
             return [None] * len(block)
-        result = self.watched().function(columns.tree)
+        tree = [columns.tree]
+        if self.kind.drops and columns is block and (self.reading is None or not self.reading.proves(tree)):
+            tree = [copy_value(columns.tree)]
+        elif not self.kind.drops:
+            object.__setattr__(columns, "tree", None)  # otherwise the columns would hold what the function returns
+        result = self.watched().function(tree.pop())
         if self._makes_new_arrays:
             return Columns(result, columns.length, columns.present)
 
@@ -259,19 +320,12 @@ def _filter(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -
     return [True if row is not None and function(row) else False for row in rows]  # noqa: SIM210 (bool() is a call)
 
 
-def _keep(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
-    function = operation.function
-    return [row if row is not None and function(row) else None for row in rows]
-
-
 def _split(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
     return [None if row is None else _parts_of(row, operation.transform) for row in rows]
 
 
 def _parts_of(element: Any, transform: transforms.FlatMap) -> Sequence[Any]:
-    parts = transform.flat_map(element)
-    if not isinstance(parts, Sequence):
-        parts = list(parts)
+    parts = blocks.rows_of(own_answer([transform.flat_map(element)]))
     if len(parts) > transform.max_fan_out:
         raise ValueError(
             f"flat_map gave {len(parts)} elements for one, more than its max_fan_out of {transform.max_fan_out}. "
@@ -295,7 +349,7 @@ def _filter_all(rows: Iterator[Any], operation: Operation, numbers: Sequence[int
 
 def _split_all(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
-    return [list(function(row)) for row in rows]
+    return [blocks.rows_of(own_answer([function(row)])) for row in rows]
 
 
 find_map = functools.partial(transforms.method, kind=transforms.Map, name="map")
@@ -308,7 +362,7 @@ MAP = Kind("map", find_map, _map)
 MAP_ALL = Kind("map", find_map, _map_all)
 MAP_WITH_INDEX = Kind("map_with_index", _find_map_with_index, _map_with_index, count_key="counter")
 RANDOM_MAP = Kind("random_map", _find_random_map, _random_map, count_key="index_for_rng")
-FILTER = Kind("filter", find_filter, _filter, drops=True, keep_each=_keep)
+FILTER = Kind("filter", find_filter, _filter, drops=True)
 FILTER_ALL = Kind("filter", find_filter, _filter_all, drops=True)
 FLAT_MAP = Kind("flat_map", _find_flat_map, _split, splits=True)
 FLAT_MAP_ALL = Kind("flat_map", _find_flat_map, _split_all, splits=True)

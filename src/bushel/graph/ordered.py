@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, final
 
 import numpy as np
@@ -13,7 +12,7 @@ from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, add_note, describe_error, inside, locate_error
 from bushel.base.ownership import own
-from bushel.graph.batch import BatchFn, derive_batch_spec, format_batch_call, make_batch, may_keep
+from bushel.graph.batch import BatchFn, derive_batch_spec, format_batch_call, is_ours, make_batch
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows, pull_exactly
 from bushel.graph.elementwise import Elementwise, Step
 from bushel.graph.operation import FLAT_MAP_ALL, format_call
@@ -36,11 +35,6 @@ class BatchStream(Step):
     @property
     def gathers(self) -> int:
         return self.batch_size
-
-    @functools.cached_property
-    def shares(self) -> bool:
-        """Whether a batch could be an object that the user's function keeps."""
-        return may_keep(self.batch_fn)
 
     @property
     def length(self) -> int | None:
@@ -69,13 +63,16 @@ class BatchCursor(Cursor):
         self.ended = False
 
     def pull(self, count: int) -> Block:
-        batches = make_rows(self, count, self._next_batch, self.skips)
-        return own(batches) if self.node.shares else batches
+        return make_rows(self, count, self._next_batch, self.skips)
 
     def _next_batch(self) -> Any:
+        batch_fn = self.node.batch_fn
         while (elements := self._gather()) is not None:
+            gathered = [elements]
+            del elements  # the gate counts who holds what a batch is made of
             try:
-                return make_batch(elements, self.node.batch_fn)
+                batch = [make_batch(gathered.pop(), batch_fn)]
+                return batch[0] if is_ours(batch_fn) else own(batch)[0]
             except Exception as error:
                 error = locate_error(error, f"bushel: {self.node.call()} failed.")
                 if self.skips is None:

@@ -28,6 +28,7 @@ class FixedRecords:
     array([3, 4, 5], dtype=int32)
     """
 
+    gives_new_records = True
     reads_in_place = True
     """`__getitems__` makes its arrays with `memory.output`, and no function of the user's sees them meanwhile."""
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from bushel.base import checks, memory, trees
 from bushel.base.blocks import Columns
+from bushel.base.ownership import copy_value
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.index import words
 from bushel.sources.local_files import changed_error
@@ -31,6 +32,7 @@ class ArrayDataSource:
     """
 
     in_memory = True
+    gives_new_records = True
     reads_in_place = True  # see FixedRecords
 
     def __init__(self, arrays: Any):
@@ -52,8 +54,7 @@ class ArrayDataSource:
 
     def __getitem__(self, index: int) -> Any:
         place = checks.position(index, self._length)
-        records = [leaf[place] for leaf in self._leaves]
-        return self._rebuild([part.copy() if isinstance(part, np.ndarray) else part for part in records])
+        return self._rebuild([copy_value(leaf[place]) for leaf in self._leaves])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
         """The records at `indices` as columns."""
@@ -199,6 +200,8 @@ def _to_arrays(tree: Any) -> Any:
 
 
 def _gather(leaf: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    if leaf.dtype.hasobject:
+        return copy_value(leaf.take(positions, axis=0))
     row_bytes = leaf.nbytes // len(leaf) if len(leaf) else 0
     if row_bytes * len(positions) < memory.WORTH_ALIGNING:
         return leaf.take(positions, axis=0)
@@ -215,6 +218,7 @@ class RangeDataSource:
     """
 
     in_memory = True
+    gives_new_records = True
 
     def __init__(self, start: int, stop: int, step: int):
         self._range = range(start, stop, step)

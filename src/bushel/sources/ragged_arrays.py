@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, trees
+from bushel.base.ownership import copy_value
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.sources import memory_sources
 
@@ -32,6 +33,7 @@ class RaggedDataSource:
     """
 
     in_memory = True
+    gives_new_records = True
 
     def __init__(self, values: Any, offsets: Sequence[int] | np.ndarray):
         self._tree = trees.map_leaves(lambda leaf: np.asarray(leaf), values)
@@ -63,12 +65,12 @@ class RaggedDataSource:
     def __getitem__(self, index: int) -> Any:
         place = checks.position(index, len(self))
         low, high = self._offsets[place], self._offsets[place + 1]
-        return self._rebuild([leaf[low:high].copy() for leaf in self._leaves])
+        return self._rebuild([copy_value(leaf[low:high]) for leaf in self._leaves])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
         """The records at `indices`, each a new copy."""
         columns = self._slice_all(checks.positions(indices, len(self)))
-        return self._make_records([[view.copy() for view in views] for views in columns])
+        return self._make_records([list(map(copy_value, views)) for views in columns])
 
     def look(self, positions: np.ndarray) -> list[Any]:
         """The records at `positions`, as views of the source's own memory, for who only reads them."""

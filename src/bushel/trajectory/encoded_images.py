@@ -164,6 +164,7 @@ class Encoded:
     """
 
     __slots__ = ("_parts", "_record", "_size", "_start")
+    _is_no_data = True  # it never changes: see base/ownership.py
 
     def __init__(self, parts: ImageParts, record: int, start: int, size: int):
         self._parts, self._record, self._start, self._size = parts, record, start, size
