@@ -1,8 +1,8 @@
 """Processes that a script starts itself, with `multiprocessing`: they get what the script defines by value.
 
-`multiprocessing` sends a function as two names, its own and that of its module. A process that is spawned, and not forked,
-would import the module of the script (view/scripts.py), but no import finds it. Under `python train.py` each such process
-runs the script again. Here the script runs once.
+`multiprocessing` sends a function as two names, its own and that of its module. A process that is spawned, and not
+forked, would import the module of the script (view/scripts.py), but no import finds it. Under `python train.py` each
+such process runs the script again. Here the script runs once.
 """
 
 from __future__ import annotations
