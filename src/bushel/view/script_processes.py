@@ -18,7 +18,7 @@ from bushel.base.clean_python import SCRIPT_MODULE
 
 def send_scripts_by_value() -> None:
     """Makes `multiprocessing` in this process send functions and classes of scripts by value, and nothing else."""
-    ForkingPickler.reducer_override = _reduce  # type: ignore[attr-defined]
+    ForkingPickler.reducer_override = _reduce
 
 
 def _reduce(_: ForkingPickler, value: Any) -> Any:
