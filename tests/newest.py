@@ -1,8 +1,8 @@
-"""What `make test-newest` tests with: the newest packages of all extras, on the newest supported Python of this machine.
+"""What `make test-newest` tests with: the newest packages of all extras, on the newest supported Python.
 
-    python tests/newest.py              the packages that users' extras need, for pip
-    python tests/newest.py --python     the newest Python that is promised and found
-    python tests/newest.py --versions   these packages with their versions, in the environment of this Python
+python tests/newest.py              the packages that users' extras need, for pip
+python tests/newest.py --python     the newest Python that is promised and found
+python tests/newest.py --versions   these packages with their versions, in the environment of this Python
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ DEVELOPING = {"test", "test-libraries", "docs", "bench"}
 def list_packages() -> list[str]:
     """The packages that the core and the extras of users need, without versions.
 
-    What the tests need besides may ask for an older one: gymnax wants an older JAX. pip then installs the newest all the
-    same, and warns.
+    What the tests need besides may ask for an older one: gymnax wants an older JAX. pip then installs the newest all
+    the same, and warns.
     """
     extras = [needs for extra, needs in PROJECT["optional-dependencies"].items() if extra not in DEVELOPING]
     needs = [*PROJECT["dependencies"], *(need for extra in extras for need in extra)]
@@ -35,7 +35,7 @@ def list_packages() -> list[str]:
 
 
 def find_python() -> str:
-    """The newest Python among those that pyproject.toml promises and this machine has; this one if there is no newer."""
+    """The newest Python that pyproject.toml promises and this machine has; this one if there is no newer."""
     promised = (re.search(r":: 3\.(\d+)$", text) for text in PROJECT["classifiers"])
     for minor in sorted((int(found[1]) for found in promised if found), reverse=True):
         if minor <= sys.version_info.minor:
