@@ -7,6 +7,8 @@ LIBRARIES_VENV := .venv-libraries
 LEROBOT_VENV := .venv-lerobot
 CORE_VENV := .venv-core
 OLDEST_VENV := .venv-oldest
+NEWEST_VENV := .venv-newest
+NEWEST_PYTHON ?= $(shell $(PYTHON) tests/newest.py --python)
 RELEASE_VENV := .venv-release
 RELEASE_OPTIONS ?=
 OLDEST_JIT := $(addprefix tests/jit/test_,cereal.py classes.py compiled.py datasets.py host.py mesh.py order.py sources.py transforms.py)
@@ -21,7 +23,7 @@ PARALLEL := -n $(shell $(PYTHON) -c "import os; n = len(os.sched_getaffinity(0))
 # Tests that measure the machine run alone. Only their files are named, since loading all test files takes 15 s.
 SERIAL_FILES = $(shell grep -rl --include='test_*.py' 'pytest.mark.serial' tests)
 
-.PHONY: demo test serial-tests test-all test-libraries test-lerobot test-core test-oldest release-check quick bench bench-check bench-peers docs lint types clean parallel-tests all-parallel-tests \
+.PHONY: demo test serial-tests test-all test-libraries test-lerobot test-core test-oldest test-newest release-check quick bench bench-check bench-peers docs lint types clean parallel-tests all-parallel-tests \
 	quick-types quick-tests
 
 demo: $(VENV)/.jax-installed
@@ -80,6 +82,17 @@ test-core: $(CORE_VENV)/.installed
 test-oldest: $(OLDEST_VENV)/.installed
 	$(OLDEST_VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial" $(shell cat tests/core.txt) $(OLDEST_JIT)
 
+# The tests with the newest packages of all extras, on the newest supported Python that is found. The fourth line installs
+# what a package that only the tests need holds back.
+test-newest: $(SERVERS_VENV)/.installed
+	$(NEWEST_PYTHON) -m venv $(NEWEST_VENV)
+	$(NEWEST_VENV)/bin/python $(PIP_INSTALL) --upgrade pip
+	$(NEWEST_VENV)/bin/python $(PIP_INSTALL) --upgrade --upgrade-strategy eager -e '.[test]'
+	$(NEWEST_VENV)/bin/python $(PIP_INSTALL) --upgrade $$($(PYTHON) tests/newest.py)
+	$(NEWEST_VENV)/bin/python tests/newest.py --versions
+	$(NEWEST_VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial" || \
+		{ [ $$? -eq 1 ] && $(NEWEST_VENV)/bin/python tests/once_more.py; }
+
 # Wheel and sdist as a stranger gets them: see tests/release_check.py.
 release-check: $(RELEASE_VENV)/.installed
 	$(RELEASE_VENV)/bin/python tests/release_check.py $(RELEASE_OPTIONS)
@@ -111,7 +124,7 @@ docs: $(VENV)/.docs-installed $(SERVERS_VENV)/.installed
 	$(VENV)/bin/python docs/check_site.py docs/_build/html
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(SERVERS_VENV) $(LIBRARIES_VENV) $(LEROBOT_VENV) $(CORE_VENV) $(OLDEST_VENV) $(RELEASE_VENV) build dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(SERVERS_VENV) $(LIBRARIES_VENV) $(LEROBOT_VENV) $(CORE_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(RELEASE_VENV) build dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps are newer than pyproject.toml when the venv holds what it asks for.

@@ -48,7 +48,7 @@ print(bushel.ShardByJaxProcess())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True)
     first, second = done.stdout.splitlines()
-    assert first == f"device_put needs JAX: {install_command('jax')}."
+    assert first == f"device_put needs JAX: {install_command('jax')}"
     assert second == "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False)"
 
 

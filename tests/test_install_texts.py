@@ -1,7 +1,9 @@
 """No text sends a user to the distribution `bushel`, a different program. One place says how to install ours."""
 
+import ast
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -90,3 +92,46 @@ def test_errors_get_the_command_from_one_place(monkeypatch):
     message = r"Such files need the package 'no_such': pip install 'somewhere/else\[jax\]'"
     with pytest.raises(ImportError, match=message):
         import_package("no_such", "jax", "Such files")
+
+
+def test_a_package_that_refuses_numpy_is_named_with_the_version_that_works(tmp_path):
+    """pip installs pyarrow 26 beside NumPy 1.26, and pyarrow then refuses to be imported."""
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('pyarrow requires NumPy 2.0 or newer, found 1.26.4')\n")
+    (tmp_path / "a.arrow").write_bytes(b"ARROW1")
+    code = "import sys; sys.path.insert(0, '.'); import bushel; bushel.sources.ArrowDataSource('a.arrow')[0]"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: Arrow files need another version of 'pyarrow': pyarrow requires NumPy 2.0 or newer, found "
+        "1.26.4. Run pip install 'pyarrow<26'"
+    )
+
+
+def list_packages_by_extra():
+    """The calls of `import_package` in the code: (file, module, extra)."""
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_package":
+                module, extra = node.args[:2]
+                if isinstance(module, ast.Constant) and isinstance(extra, ast.Constant):
+                    yield file.name, module.value.partition(".")[0], extra.value
+
+
+def test_the_extra_that_an_error_names_brings_the_package():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    modules = {"pillow": "PIL", "pyyaml": "yaml", "pylance": "lance", "zstandard": "zstandard", "rerun-sdk": "rerun"}
+
+    def bring(extra):
+        """The modules that an extra brings, with those of the extras in it."""
+        for need in extras[extra]:
+            name = re.split(r"[\[<>=;]", need)[0].strip()
+            if name == install.DISTRIBUTION:
+                for other in need.partition("[")[2].rstrip("]").split(","):
+                    yield from bring(other)
+            else:
+                yield modules.get(name, name)
+            if name == "tokenizers":  # it needs this package itself
+                yield "huggingface_hub"
+
+    found = list(list_packages_by_extra())
+    assert len(found) > 60
+    assert [each for each in found if each[1] not in bring(each[2])] == []

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import newest
 import pytest
 import yaml
 
@@ -39,6 +42,29 @@ def test_the_oldest_packages_are_those_that_are_promised():
     not_tried = {"ray", "orbax_checkpoint", "gymnax", "rerun_sdk", "starlette", "uvicorn"}
     not_tried |= {"sphinx", "sphinx_book_theme", "myst_nb"}
     assert promised.keys() - oldest.keys() <= not_tried
+
+
+def test_the_versions_that_documents_call_tested_are_those_of_the_project():
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| ([\w-]+)[^|]*\| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    rows = {name.lower(): (oldest, newest) for name, oldest, newest in table}
+    lines = (ROOT / "tests" / "oldest.txt").read_text(encoding="utf-8").splitlines()
+    oldest = dict(line.split("==") for line in lines if "==" in line and "jaxlib" not in line)
+    names = {"av": "pyav"}
+    assert {names.get(name, name): version for name, version in oldest.items()}.items() <= {
+        name: version for name, (version, _) in rows.items()
+    }.items()
+    pythons = [text.rpartition(" ")[2] for text in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", text)]
+    assert rows["python"] == (pythons[0], pythons[-1])
+
+
+def test_the_newest_packages_are_those_of_the_extras_of_users():
+    packages = newest.list_packages()
+    assert {"numpy", "jax", "av", "pyarrow", "ray", "orbax-checkpoint"} <= set(packages)
+    assert not {"pytest", "grain", "torch", "sphinx", "bushel-data"} & set(packages)
+    version = [sys.executable, "-c", "import sys; print(sys.version_info.minor)"]
+    found = subprocess.run([newest.find_python(), *version[1:]], capture_output=True, text=True, check=True)
+    assert int(found.stdout) >= sys.version_info.minor
 
 
 def test_hooks_have_the_versions_of_the_tests():

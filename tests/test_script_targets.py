@@ -258,3 +258,105 @@ def test_the_arguments_of_a_script_are_shown_without_secrets():
     assert show_target("t.py:ds", words) == (
         "t.py:ds -- --batch 8 --api-key=... --hf-token ... '--url=https://...@host/x?...' 'a b'"
     )
+
+
+def run_command(*words, folder=None):
+    command = [sys.executable, "-m", "bushel", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, cwd=folder)
+
+
+PICKLES = """
+import os, pickle
+import bushel
+
+class Episode:
+    def __init__(self, steps): self.steps = steps
+
+here = os.path.dirname(os.path.abspath(__file__))
+if not os.path.exists(f"{here}/episodes.pkl"):
+    with open(f"{here}/episodes.pkl", "wb") as file:
+        pickle.dump([Episode(n) for n in range(5)], file)
+with open(f"{here}/episodes.pkl", "rb") as file:
+    episodes = pickle.load(file)
+import __main__
+assert __main__.Episode is Episode and all(type(episode) is Episode for episode in episodes)
+
+def make_dataset():
+    ds = bushel.MapDataset.source(episodes).map(lambda episode: {"steps": episode.steps})
+    return ds.to_iter_dataset().mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
+"""
+
+
+def test_what_the_program_has_pickled_is_found_by_a_command(tmp_path):
+    (tmp_path / "train.py").write_text(PICKLES)
+    subprocess.run([sys.executable, str(tmp_path / "train.py")], check=True, timeout=250)
+    done = run_command("stats", f"{tmp_path}/train.py:make_dataset", "--quiet", "--limit", "5")
+    assert done.returncode == 0 and "steps" in done.stdout, done.stderr
+
+
+PROCESSES = """
+import concurrent.futures, multiprocessing, os, sys
+import bushel
+
+here = os.path.dirname(os.path.abspath(__file__))
+with open(os.path.join(here, "runs.txt"), "a") as log:
+    print(os.getpid(), file=log)
+context = multiprocessing.get_context(sys.argv[1])
+
+class Row:
+    def __init__(self, n): self.n = n
+
+def prepare(n):
+    return Row(n.n + 1 if isinstance(n, Row) else n)
+
+def make_dataset():
+    with context.Pool(1) as pool:
+        rows = pool.map(prepare, range(4))
+        rows = pool.map(prepare, rows)
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        rows = list(pool.map(prepare, rows))
+    assert all(type(row) is Row for row in rows)
+    return bushel.MapDataset.source([row.n for row in rows])
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_script_may_start_processes_itself(method, tmp_path):
+    (tmp_path / "train.py").write_text(PROCESSES)
+    done = run_command("stats", f"{tmp_path}/train.py:make_dataset", "--quiet", "--json", "--", method)
+    assert done.returncode == 0, done.stderr
+    assert '"max": 5' in " ".join(done.stdout.split()) and count_runs(tmp_path / "train.py") == 1
+
+
+def test_files_are_written_where_the_command_was_started(tmp_path):
+    """Also if the script changes the current folder."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "train.py").write_text(
+        "import os\nimport bushel\nos.chdir('elsewhere')\nds = bushel.MapDataset.range(4)\n"
+    )
+    for words in (["report", "train.py:ds", "r.html"], ["stats", "train.py:ds", "s.json"]):
+        assert run_command(*words, "--quiet", folder=tmp_path).returncode == 0
+    words = ["bench", "train.py:ds", "--workers", "0", "--seconds", "0.01", "--profile", "p.json", "--quiet"]
+    assert run_command(*words, folder=tmp_path).returncode == 0
+    assert {file.name for file in tmp_path.iterdir()} == {"elsewhere", "train.py", "r.html", "s.json", "p.json"}
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_name_under_the_guard_is_explained(tmp_path, capsys):
+    (tmp_path / "train.py").write_text(
+        "import bushel\nif __name__ == '__main__':\n    ds = bushel.MapDataset.range(3)\n"
+    )
+    assert cli.main(["inspect", f"{tmp_path}/train.py:ds"]) == 1
+    assert capsys.readouterr().err == (
+        f"bushel: {tmp_path}/train.py defines 'ds' only under `if __name__ == \"__main__\":`, which does not run here. "
+        "Define it above, or in a function.\n"
+    )
+
+
+def test_a_syntax_error_shows_the_line_of_the_script(tmp_path, capsys):
+    (tmp_path / "train.py").write_text("import bushel\ndef f(:\n    pass\n")
+    assert cli.main(["inspect", f"{tmp_path}/train.py:f"]) == 1
+    said = capsys.readouterr().err
+    assert (
+        said.startswith(f'  File "{tmp_path}/train.py", line 2') and "SyntaxError" in said and "Traceback" not in said
+    )

@@ -570,7 +570,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         try:
             import jax  # noqa: F401
         except ImportError as error:
-            raise ImportError(f"to_device needs JAX: {install_command('jax')}.") from error
+            raise ImportError(f"to_device needs JAX: {install_command('jax')}") from error
         if unsupported not in ("keep", "refuse"):
             raise ValueError(f'unsupported must be "keep" or "refuse", got {unsupported!r}.')
         checks.not_negative(buffer, "buffer")

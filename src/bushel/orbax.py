@@ -11,7 +11,7 @@ from bushel.state.handler import CheckpointHandler
 try:
     import orbax.checkpoint as ocp
 except ImportError as error:
-    raise ImportError(f"Checkpoints with Orbax need it: {install_command('orbax')}.") from error
+    raise ImportError(f"Checkpoints with Orbax need it: {install_command('orbax')}") from error
 
 
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)  # type: ignore[arg-type]

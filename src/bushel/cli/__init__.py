@@ -15,7 +15,7 @@ from bushel.cli.parser import Parser, secrets_of_words
 from bushel.cli.reencode import add_reencode
 from bushel.cli.report import add_report
 from bushel.cli.run_program import add_run
-from bushel.cli.script_target import SCRIPT_COMMANDS, enter_folder, list_names, split_arguments
+from bushel.cli.script_target import SCRIPT_COMMANDS, become_program, list_names, resolve_paths, split_arguments
 from bushel.cli.stats import add_stats
 from bushel.cli.view import add_view
 
@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command in SCRIPT_COMMANDS:
             if arguments is None:  # this process is the command
-                enter_folder(options.target)
+                become_program(options.target)
+            resolve_paths(options)
             if list_names(options):
                 return 0
         return options.run(options)
@@ -64,6 +65,8 @@ def _describe_failure(error: BaseException, *, is_program: bool) -> str | None:
         trace = trace.tb_next
     if trace is not None:
         return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    if isinstance(error, SyntaxError):  # the script cannot be compiled: the error itself shows its line
+        return "".join(traceback.format_exception_only(error)).rstrip()
     if isinstance(error, (OSError, ValueError, TypeError, ImportError)):
         notes = [note for note in getattr(error, "__notes__", []) if "\n" not in note]  # no tracebacks of workers
         return "\n".join([f"bushel: {error}", *notes])

@@ -25,14 +25,28 @@ def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:place]), list(words[place + 1 :])
 
 
-def enter_folder(target: str | None) -> None:
-    """Puts the folder of a script where `python train.py` puts it: at the front of `sys.path`.
+def become_program(target: str | None) -> None:
+    """Lets a script find in this process what it finds under `python train.py`: its folder, and itself as `__main__`.
 
-    There is now the folder of the command `bushel`, which `python train.py` would not search.
+    At the front of `sys.path` is now the folder of the command `bushel`, which `python train.py` would not search.
     """
     path = (target or "").rpartition(":")[0] or target or ""
-    if path.endswith(".py") and os.path.isfile(path) and not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    if path.endswith(".py") and os.path.isfile(path):
+        from bushel.view import scripts  # here: `bushel --help` does not need it
+
+        scripts.is_program = True
+        if not sys.flags.safe_path:
+            sys.path[0] = os.path.dirname(os.path.realpath(path))
+
+
+def resolve_paths(options: argparse.Namespace) -> None:
+    """Makes the paths in the options of a command absolute if its target is a script, which may change the folder."""
+    if ".py:" not in (options.target or ""):
+        return
+    for name in ("output", "profile", "checkpoint", "tokenizer", "attach", "rerun"):
+        path = getattr(options, name, None)
+        if path and "://" not in path:
+            setattr(options, name, os.path.abspath(path))
 
 
 def list_names(options: argparse.Namespace) -> bool:

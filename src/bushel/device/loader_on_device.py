@@ -102,7 +102,7 @@ def _need_jax() -> None:
     try:
         import jax  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"device_put needs JAX: {install_command('jax')}.") from error
+        raise ImportError(f"device_put needs JAX: {install_command('jax')}") from error
 
 
 class LoaderOnDevice:

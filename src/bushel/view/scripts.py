@@ -6,9 +6,11 @@ defines is sent to workers by value, as what `__main__` defines is, so that no w
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import importlib
+import importlib.machinery
 import inspect
 import os
 import re
@@ -29,10 +31,14 @@ from bushel.iterator import DatasetIterator
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.loader import TrajectoryLoader
+from bushel.view import script_processes
 
 _SECRET_OPTION = re.compile(
     r"token|secret|passw|credential|signature|(?:api|access|account|private)[_-]?key", re.IGNORECASE
 )
+is_program = False
+"""Whether this process is the command `bushel`. Elsewhere `__main__` belongs to somebody else, such as a notebook."""
+
 _DATASETS = (MapDataset, IterDataset, DataLoader, DatasetIterator, TrajectoryDataset, TrajectoryLoader, EpisodeBuilder)
 
 
@@ -88,6 +94,11 @@ def load_object(target: str, arguments: Sequence[str] = ()) -> Any:
         value: Any = module
         for part in name.split("."):
             if not hasattr(value, part):
+                if isinstance(value, types.ModuleType) and part in _find_guarded_names(value):
+                    raise ValueError(
+                        f'{place} defines {part!r} only under `if __name__ == "__main__":`, which does not run here. '
+                        "Define it above, or in a function."
+                    )
                 raise ValueError(f"{place} has no {name!r}. {_suggest(part, value)}")
             value = getattr(value, part)
         if callable(value) and not isinstance(value, _DATASETS) and not hasattr(value, "__getitem__"):
@@ -103,6 +114,9 @@ def run_script(path: str, target: str, arguments: Sequence[str] = ()) -> types.M
 
     `__name__` is not "__main__" there, so guarded code does not run. The name belongs to no file: an import of it fails
     in a worker. Under the name of the file, a worker that looks for a class would import the file and run it again.
+
+    In the command `bushel`, the module also takes the place of `__main__`, as under `python train.py`. Objects that an
+    earlier run of the script has pickled find their classes there.
     """
     file = Path(path).resolve()
     if not file.is_file():
@@ -113,6 +127,12 @@ def run_script(path: str, target: str, arguments: Sequence[str] = ()) -> types.M
     module.__file__ = str(file)
     sys.modules[module.__name__] = module
     cloudpickle.register_pickle_by_value(module)
+    script_processes.send_scripts_by_value()
+    if is_program:
+        # Processes that the script starts with `multiprocessing` would run the file of `__main__` again. This spec says
+        # that they have nothing to run.
+        module.__spec__ = importlib.machinery.ModuleSpec("__main__", None)
+        sys.modules["__main__"] = module
     code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
     _call(lambda: exec(code, module.__dict__), target, arguments)
     return module
@@ -201,6 +221,18 @@ def _suggest(name: str, owner: Any) -> str:
     if close := difflib.get_close_matches(name, names, 1) or difflib.get_close_matches(name, others, 1):
         return f"Did you mean {close[0]!r}?"
     return f"It has {', '.join(names)}." if names else "It defines no dataset and no function."
+
+
+def _find_guarded_names(module: types.ModuleType) -> set[str]:
+    """The names that a file defines under `if __name__ == "__main__":`, which is not true here."""
+    try:
+        tree = ast.parse(Path(module.__file__ or "").read_bytes())
+    except (OSError, SyntaxError, ValueError):  # a module without Python source
+        return set()
+    guarded = [node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.dump(node.test)]
+    nodes = [node for guard in guarded for statement in guard.body for node in ast.walk(statement)]
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return stored | {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
 
 
 def _find_datasets(module: types.ModuleType) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from bushel.base import memory as base_memory
 from bushel.base.memory import ALIGNMENT
 from bushel.base.pickling import TEXT_REDUCERS, DispatchTable
 from bushel.engine.pool.by_value import send_by_value
+from bushel.engine.pool.definitions import KINDS, reduce_definition
 from bushel.engine.slabs import Slot
 
 IN_BAND_BYTES = 4096
@@ -81,6 +82,12 @@ class _CloudPickler(cloudpickle.Pickler):
             return _get_class, (number,)
         if isinstance(obj, (type, types.FunctionType)):
             send_by_value(obj.__module__)
+            if (reduced := reduce_definition(obj)) is not NotImplemented:
+                return reduced
+        elif isinstance(obj, KINDS):
+            send_by_value(getattr(obj, "__module__", None))
+            if (reduced := reduce_definition(obj)) is not NotImplemented:
+                return reduced
         elif isinstance(obj, types.ModuleType):
             send_by_value(obj.__name__)
         return super().reducer_override(obj)
