@@ -190,8 +190,9 @@ def _is_private_array(value: np.ndarray, received: bool) -> bool:
         if _count_base(value) > _FRESH_BASE:
             return False
         base: Any = value.base
-        is_private = base.base is None and bool(base.flags.num & _OWNS) and not getweakrefcount(base)
-        is_private = is_private and bool(value.flags.num & _WRITES)
+        # NumPy unpickles a large array as a view of an array that looks into the message, or into a slot of its own.
+        is_new = base.flags.num & _OWNS if base.base is None else received and type(base.base) is memoryview
+        is_private = bool(is_new) and not getweakrefcount(base) and bool(value.flags.num & _WRITES)
     else:
         is_alone = kind is bytearray and _count_base(value) <= _FRESH_BASE
         is_private = (is_alone or (received and kind is memoryview)) and bool(value.flags.num & _WRITES)
