@@ -870,7 +870,8 @@ def _refuse_memory(shape: Any, dtype: Any, size: int) -> None:
 def read(ds: Any, executor: Executor | None, draw: random.Random) -> Iterator[Any]:
     """The elements as a training loop sees them. It writes into them, keeps some, and they must stay as they are."""
     kept: list[tuple[Any, Any]] = []
-    with PipelineIterator(ds._node, None, executor) as iterator:
+    # The consumer alone: two threads may not call functions that write into what they keep.
+    with PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor) as iterator:
         for element in iterator:
             value = canonical(element)
             yield value

@@ -200,9 +200,9 @@ def test_a_format_that_the_name_does_not_say(tmp_path, monkeypatch, capsys):
     assert list(BagzDataSource("out.bag")) == RECORDS
     assert cli.main(["convert", "data", "out.bag", "--from", "zip"]) == 1
     assert "source_format must be one of array_record, tfrecord, bag" in capsys.readouterr().err
-    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b"1"))
-    assert cli.main(["convert", "x.jsonl.gz", "out.bag"]) == 1
-    assert "x.jsonl.gz cannot be read" in capsys.readouterr().err
+    (tmp_path / "x.csv.zip").write_bytes(gzip.compress(b"1"))
+    assert cli.main(["convert", "x.csv.zip", "out.bag"]) == 1
+    assert "x.csv.zip cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("of", [*WRITERS, "tfrecord.gz"])

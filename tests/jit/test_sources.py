@@ -215,7 +215,7 @@ def test_shuffled_windows_cover_all_of_them_once():
         (lambda: WindowSource(np.zeros(3), 4), "No episode has a window of 4 steps: the longest episode has 3."),
         (lambda: DataLoader([]), "A pipeline needs a source, got an empty list."),
         (lambda: DataLoader(3), "A pipeline must be a source, or a list"),
-        (lambda: DataLoader([BatchTransform(3)]), "A pipeline must begin with a source, got BatchTransform"),
+        (lambda: DataLoader([BatchTransform(3)]), "such as `ArraySource(arrays)`, got BatchTransform"),
         (lambda: DataLoader([ArraySource(np.zeros(3)), 5]), "Stage 1 of the pipeline must be a transform, got 5."),
         (lambda: DataLoader([ArraySource(np.zeros(3)), lambda s: 1]), "Stage 1 of the pipeline must return a source"),
         (lambda: dataset_to_jax([]), "dataset_to_jax needs at least one element"),

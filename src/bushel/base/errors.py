@@ -188,8 +188,8 @@ _OURS = os.path.join(_PACKAGE, ""), os.path.join(os.path.dirname(os.__file__), "
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file is Bushel's own code, or a library's that Bushel runs functions with."""
-    return filename.startswith(_OURS)
+    """Whether a file is Bushel's own code, also made at run time, or a library's that Bushel runs functions with."""
+    return filename.startswith((*_OURS, "<bushel: "))
 
 
 def remove_our_frames(error: Exception) -> Exception:

@@ -24,9 +24,14 @@ def never_returns(function: Callable[..., Any]) -> bool:
     (True, False)
     """
     inner = _find_function(function)
-    if inner is None or inner.__code__.co_flags & _GENERATORS:
+    return inner is not None and _code_never_returns(inner.__code__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _code_never_returns(code: types.CodeType) -> bool:
+    if code.co_flags & _GENERATORS:
         return False
-    instructions = list(dis.get_instructions(inner.__code__))
+    instructions = list(dis.get_instructions(code))
     ends = False
     for place, instruction in enumerate(instructions):
         if instruction.opname == "RETURN_CONST":

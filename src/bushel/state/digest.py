@@ -851,9 +851,10 @@ _FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools
 
 
 def _open_types() -> tuple[type, ...]:
+    import _thread
     import threading
 
-    locks = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.local)
+    locks = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, _thread._local)
     return (io.IOBase, *locks, threading.Thread, types.GeneratorType, types.FrameType, types.CoroutineType, memoryview)
 
 
