@@ -75,7 +75,7 @@ class SharedMemoryDataSource:
         """The repr of Grain's source of these values, which Grain's DataLoader compares in states."""
         if type(self).__repr__ is not SharedMemoryDataSource.__repr__:
             return repr(self)  # a subclass has a repr of its own, in Grain too
-        return f"{type(self).__name__}({list(self._list)}, name={self._list.shm.name!r})"
+        return f"{type(self).__name__}({self.fingerprint()}, name={self._list.shm.name!r})"
 
 
 def _attach(name: str) -> SharedMemoryDataSource:
