@@ -342,7 +342,7 @@ except ImportError as error:
 bushel.checkpoint.CheckpointHandler()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True)
-    assert done.stdout == f"Checkpoints with Orbax need it: {install_command('orbax')}.\n"
+    assert done.stdout == f"Checkpoints with Orbax need it: {install_command('orbax')}\n"
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

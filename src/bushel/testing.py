@@ -5,9 +5,11 @@ A check raises AssertionError, which shows the first element that breaks the law
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,15 @@ _EXECUTORS = {
 }
 
 
+@contextlib.contextmanager
+def _ignore_warnings_of_draws() -> Iterator[None]:
+    """In the block, nobody is warned of a function that draws random numbers by itself: a check finds it anyway."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* draws from ")
+        yield
+
+
+@_ignore_warnings_of_draws()
 def check_resumes_anywhere(ds: MapDataset[Any] | IterDataset[Any], *, max_elements: int = 100) -> None:
     """Checks that a run can stop after any of its first elements: a new iterator then gives the same elements.
 
@@ -57,6 +68,7 @@ def check_resumes_anywhere(ds: MapDataset[Any] | IterDataset[Any], *, max_elemen
             assert not ended or _at_end(it), f"resumed after {start} elements, the run does not end where it did"
 
 
+@_ignore_warnings_of_draws()
 def check_same_for_any_executor(ds: MapDataset[Any] | IterDataset[Any], *, max_elements: int = 100) -> None:
     """Checks that elements, order and states are the same for every executor and number of threads.
 

@@ -323,9 +323,11 @@ def test_workers_that_start_later_see_what_the_first_ones_saw(monkeypatch, tmp_p
 
 def test_random_numbers_differ_between_workers(tmp_path):
     script = """
-        import os, random, sys, time
+        import os, random, sys, time, warnings
         import numpy as np
         import bushel
+
+        warnings.filterwarnings("ignore", message=".* draws from ")
 
         def draw(x):
             time.sleep(0.005)

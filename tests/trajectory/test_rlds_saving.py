@@ -97,7 +97,7 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_same_files(tmp_path_factor
     ds = MapDataset.range(12).map(fragile)
     with pytest.raises(RuntimeError, match="stopped"):
         ds.save(folder, format="rlds", shards=4)
-    with pytest.raises(ValueError, match="is a folder"):
+    with pytest.raises(ValueError, match=r"is a folder|does not know the format"):
         bushel.sources.open(folder)
     alive = True
     ds.save(folder, format="rlds", shards=4)

@@ -11,6 +11,8 @@ the state after the call must follow from the state before it by drawing.
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import functools
 import random
 import threading
@@ -69,19 +71,21 @@ class Watch:
         try:
             result = self._function(*arguments)
         finally:
-            alone = _leave(self, number)
-        if alone:
-            self._compare(before)
+            others = _leave(self, number)
+        if others is not _Others.OF_ANOTHER_FUNCTION:
+            self._compare(before, others is _Others.NONE)
         return result
 
-    def _compare(self, before: dict[str, Any]) -> None:
+    def _compare(self, before: dict[str, Any], alone: bool) -> None:
+        """Looks at the generators after a call. `alone`: whether no other call of the function ran at the same time."""
         assert self._found is not None
         for name, was in before.items():
             now = _read_position(self._found.get(name))
             if was is None or now is None or was == now:
                 continue
             if not _follows(was, now):
-                self._found.pop(name, None)  # it is seeded in each call
+                if alone:  # otherwise the calls of other threads may have drawn more numbers than are recognised
+                    self._found.pop(name, None)  # it is seeded in each call
             elif name not in _MODULES or self._is_sure(name):
                 self.left = 0
                 _tell(
@@ -97,6 +101,14 @@ class Watch:
         here = threading.current_thread()
         others = [one for one in threading.enumerate() if one is not here and not one.name.startswith("bushel")]
         return not others or _mentions(self._function, _MODULES[name], _DEEPEST)
+
+
+class _Others(enum.Enum):
+    """Which other calls ran during a call."""
+
+    NONE = enum.auto()
+    OF_THIS_FUNCTION = enum.auto()
+    OF_ANOTHER_FUNCTION = enum.auto()
 
 
 def collect_for_consumer() -> None:
@@ -142,11 +154,14 @@ def _enter(watch: Watch) -> int:
         return _calls if alone else 0
 
 
-def _leave(watch: Watch, number: int) -> bool:
-    """Notes that a watched call has ended. Returns whether no call of another function ran at the same time."""
+def _leave(watch: Watch, number: int) -> _Others:
+    """Notes that a watched call has ended. Returns which other calls ran at the same time."""
     with _lock:
         _running.remove(watch)
-        return number > 0 and all(last < number for other, last in _last_calls.items() if other is not watch)
+        if number == 0 or any(last > number for other, last in _last_calls.items() if other is not watch):
+            return _Others.OF_ANOTHER_FUNCTION
+        overlapped = watch in _running or _last_calls[watch] > number
+        return _Others.OF_THIS_FUNCTION if overlapped else _Others.NONE
 
 
 def _find_global() -> dict[str, Any]:
@@ -162,10 +177,11 @@ def _find_own(function: Any) -> dict[str, Any]:
         if id(value) in seen or len(left) > _MOST_OBJECTS:
             continue
         seen.add(id(value))
-        if isinstance(value, _GENERATORS):
+        if issubclass(type(value), _GENERATORS):
             found[repr(name)] = value
         elif depth < _DEEPEST:
-            left += [(inner, label, depth + 1) for label, inner in _list_parts(value, name)]
+            with contextlib.suppress(Exception):  # an object whose attributes cannot be read
+                left += [(inner, label, depth + 1) for label, inner in _list_parts(value, name)]
     return found
 
 

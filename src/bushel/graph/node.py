@@ -261,6 +261,9 @@ def _is_structure(value: Any) -> bool:
     return isinstance(value[0] if isinstance(value, tuple) and value else value, Node)
 
 
+_is_sparse = operator.attrgetter("sparse")
+
+
 class MapNode(Node):
     """A node whose elements are a function of their index. Epoch n is the indices [n * length, (n + 1) * length).
 
@@ -334,7 +337,7 @@ class MapNode(Node):
     @functools.cached_property
     def sparse(self) -> bool:
         """Whether elements may be missing because this node or one above it drops some."""
-        return self.drops or any(parent.sparse for parent in self.parents)
+        return self.drops or True in map(_is_sparse, self.parents)
 
     @functools.cached_property
     def has_splits(self) -> bool:

@@ -13,10 +13,11 @@ and again in workers that did nothing else, and no other cause is likely to have
    `CHANCE`.
 
 The arithmetic of rule 4: the pool has seen `others` deaths elsewhere in `quiet_s` seconds between the attempts. So
-each worker is killed at most `(others + 2 * sqrt(others) + 3) / quiet_s` times a second (an upper bound: with no death
-at all, three in `quiet_s`). At that rate `r`, an attempt that takes `t` seconds is hit with a chance of at most
-`1 - exp(-r * t)`. The first death does not count, since it is why this element is looked at. The others are independent
-of each other, since the length of each pause is random. So n deaths have the chance `(1 - exp(-r * t)) ** (n - 1)`.
+each worker is killed at most `r = (others + 2 * sqrt(others) + 3) / quiet_s` times a second (an upper bound: with no
+death at all, three in `quiet_s`). The first death does not count, since it is why this element is looked at. The other
+n attempts have run for `s` seconds in all, and each of them was hit. The length of each pause is random, so kills from
+outside hit attempts at random moments: `r * s` times on average. The chance that they hit n times or more is that of a
+Poisson distribution. It needs no guess of how long the element would have run.
 
 An element that kills after 1 to 10 ms takes six to eight deaths and about two seconds, if no other worker dies. Ten
 thousand kills from outside make at most ten thousand suspicions, and each becomes a wrong blame with a chance of at
@@ -29,7 +30,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -121,10 +121,7 @@ class Suspicion:
         if len(runs_s) < FEWEST_DEATHS:
             return False
         rate = (self.others + 2 * math.sqrt(self.others) + 3) / max(self.quiet_s, 1e-9)
-        # A kill from outside hits a run at any moment, so a run takes about twice as long as the median. The longest
-        # one may be an exception: on a busy machine the pool sees some deaths late.
-        run_s = max(min(2 * statistics.median(runs_s), max(runs_s)), SHORTEST_RUN_S)
-        return (-math.expm1(-rate * run_s)) ** (len(runs_s) - 1) <= CHANCE
+        return _bound_poisson(rate * sum(max(run_s, SHORTEST_RUN_S) for run_s in runs_s[1:]), len(runs_s) - 1) <= CHANCE
 
     def describe(self, deaths: int, kind: str) -> str:
         """Return how it was proven, as the end of a sentence and one more."""
@@ -134,6 +131,20 @@ class Suspicion:
             f"pauses between them grew to {self.longest_pause_s:.2f} s, and {others} died meanwhile, so no kill from "
             "outside is likely to be the cause"
         )
+
+
+def _bound_poisson(mean: float, count: int) -> float:
+    """Return an upper bound of the chance that something happens `count` times or more, if it happens `mean` times on
+    average.
+
+    >>> 0.018 < _bound_poisson(1.0, 4) < 0.02
+    True
+    """
+    if mean >= count:
+        return 1.0
+    # The terms after the first one are smaller than those of a geometric series.
+    first = count * math.log(mean) - mean - math.lgamma(count + 1)
+    return min(1.0, math.exp(first) / (1 - mean / (count + 1)))
 
 
 class Blame:
