@@ -166,7 +166,7 @@ def test_many_parts_of_any_kind_give_what_each_gives_alone(alike, pattern, seed)
     assert same(blocks.rows_of(mixture.take(positions)), alone)
     # No function has written into what a source keeps, also where nobody else would write into the elements.
     for _ in range(2):
-        assert same(blocks.rows_of(mixture._node.plan(positions).look(0, 60)), alone)
+        assert same(list(blocks.rows_of(mixture._node.plan(positions).look(0, 60))), alone)
 
 
 @settings(max_examples=15, deadline=None)

@@ -74,7 +74,8 @@ class Reading:
 
     def __init__(self, function: types.FunctionType, loads: _Loads):
         self._function, self._loads = function, loads
-        self._is_simple = not loads.globals and not loads.cells and not function.__defaults__
+        self.has_loads = bool(loads.globals or loads.cells or function.__defaults__)
+        """Whether the function uses anything beside its arguments."""
 
     def proves(self, rows: Sequence[Any]) -> bool:
         """Whether calls with these elements only read. It looks at all of them, and at the globals as they are now."""
@@ -82,14 +83,18 @@ class Reading:
 
     def knows_loads(self) -> bool:
         """Whether all that the function uses beside its arguments is of known types now."""
-        if self._is_simple:
+        if not self.has_loads:
             return True
         function, loads = self._function, self._loads
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         if not all(type(value) in IMMUTABLE for value in defaults):
             return False
         for path, in_call in loads.globals:
-            if not _is_known_value(_find_global(function, path), in_call):
+            value = function.__globals__.get(path[0], _UNKNOWN)
+            if value is np:
+                if not _is_known_of_numpy(path[1:], in_call):
+                    return False
+            elif not _is_known_value(vars(builtins).get(path[0], value) if value is _UNKNOWN else value, in_call):
                 return False
         try:
             cells = dict(
@@ -100,13 +105,15 @@ class Reading:
         return all(name in cells and _is_known_value(cells[name], in_call) for name, in_call in loads.cells)
 
 
-def _find_global(function: types.FunctionType, path: _Path) -> Any:
-    """The object of a path. If it lies in a module that is not NumPy's, that module."""
-    name, *rest = path
-    value = function.__globals__.get(name, vars(builtins).get(name, _UNKNOWN))
-    while rest and type(value) is types.ModuleType and value.__name__.partition(".")[0] == "numpy":
-        value = getattr(value, rest.pop(0), _UNKNOWN)
-    return value
+@functools.lru_cache(maxsize=1024)
+def _is_known_of_numpy(path: _Path, in_call: bool) -> bool:
+    """Whether a function may use the object that these attributes of NumPy lead to. NumPy's names do not change."""
+    value: Any = np
+    for name in path:
+        if type(value) is not types.ModuleType or value.__name__.partition(".")[0] != "numpy":
+            break
+        value = getattr(value, name, _UNKNOWN)
+    return _is_known_value(value, in_call)
 
 
 _UNKNOWN = object()
@@ -114,9 +121,10 @@ _UNKNOWN = object()
 
 def _is_known_value(value: Any, in_call: bool) -> bool:
     """Whether a function may use an object beside its arguments. A method may write into an array that it gets."""
-    if type(value) in IMMUTABLE or (isinstance(value, type) and value in _TYPES) or isinstance(value, np.dtype):
+    kind = type(value)  # not `isinstance`, which asks the object
+    if kind in IMMUTABLE or (kind is type and value in _TYPES) or issubclass(kind, np.dtype):
         return True
-    return not in_call and type(value) is np.ndarray and not value.dtype.hasobject
+    return not in_call and kind is np.ndarray and not value.dtype.hasobject
 
 
 def find_reading(function: Any) -> Reading | None:
@@ -186,13 +194,27 @@ def _only_reads(instruction: dis.Instruction) -> bool:
     return name in _READING_ONLY
 
 
+class KnownRows(list[Any]):
+    """Rows that consist of known types alone, because functions that only read have made them of such. It never grows.
+
+    A slice or a copy of it is a plain list, of which nothing is known.
+    """
+
+    __slots__ = ()
+
+
 def are_known(rows: Sequence[Any]) -> bool:
     """Whether elements consist of numbers, texts, arrays of such, dicts, lists and tuples alone. Keys do not count.
 
     >>> are_known([{"a": np.zeros(2)}, {"a": [1, 2]}]), are_known([{"a": np.zeros(1, object)}])
     (True, False)
     """
+    if type(rows) is KnownRows:
+        return True
     kinds = set(map(type, rows))
+    # The usual case first: dicts of numbers and texts.
+    if kinds == _DICTS and _are_immutable(map(type, itertools.chain.from_iterable(map(_VALUES, rows)))):
+        return True
     while not kinds <= _KNOWN_LEAVES:
         others = kinds - _KNOWN_LEAVES
         if len(kinds) > 1 and kinds != others:
@@ -204,8 +226,6 @@ def are_known(rows: Sequence[Any]) -> bool:
         (kind,) = others
         if kind is dict:
             # Keys may be of any class: they pass the gate as they are, and do not count as parts of the element.
-            if IMMUTABLE.issuperset(map(type, itertools.chain.from_iterable(map(_VALUES, rows)))):
-                return True
             rows = list(itertools.chain.from_iterable(map(_VALUES, rows)))
         elif kind is list or kind is tuple:
             rows = list(itertools.chain.from_iterable(rows))
@@ -216,6 +236,8 @@ def are_known(rows: Sequence[Any]) -> bool:
 
 
 _KNOWN_LEAVES = IMMUTABLE | {np.ndarray}
+_DICTS = {dict}
+_are_immutable = IMMUTABLE.issuperset
 _find_objects = operator.attrgetter("dtype.hasobject")
 
 

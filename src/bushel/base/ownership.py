@@ -81,6 +81,13 @@ def own(rows: list[Any], *, received: bool = False) -> list[Any]:
       received: whether the rows were unpickled from a message. The memory that their arrays look into then belongs to
         these arrays, although a memoryview holds it.
     """
+    if len(rows) == 1 and type(rows[0]) is dict and COUNTS:  # the usual case: a shorter way through what follows
+        (count,) = map(getrefcount, rows)
+        if count > FRESH:
+            rows[0] = copy_value(rows[0])
+        else:
+            _own_entries(rows[0], received)
+        return rows
     if _all_immutable(map(type, rows)):
         return rows
     if not COUNTS:
@@ -122,27 +129,32 @@ def _copy(value: Any) -> Any:
             return value.copy()
         return {key: part if type(part) in IMMUTABLE else _copy(part) for key, part in value.items()}
     if kind is np.ndarray:
-        return _copy_objects(value) if value.dtype.hasobject else value.copy("K")
+        return _copy_array(value)
     if kind is list or kind is tuple:
         return kind(value) if _all_immutable(map(type, value)) else kind([_copy(part) for part in value])
     return _find_copier(kind)(value)
+
+
+def _copy_array(value: np.ndarray) -> np.ndarray:
+    return _copy_objects(value) if value.dtype.hasobject else value.copy("K")
 
 
 def _own_entries(entries: dict[Any, Any], received: bool) -> None:
     """Copies the values of a dict that something else refers to. Only the caller holds the dict."""
     if _all_immutable(map(type, entries.values())):
         return
-    # The count comes first: the tuple of `items` is one more reference to the value.
-    for count, (key, value) in zip(map(getrefcount, entries.values()), entries.items()):
+    # The counts come first: the tuple of `items` is one more reference to the value.
+    for count, (key, value) in zip(list(map(getrefcount, entries.values())), entries.items()):
         kind = type(value)
         if kind in IMMUTABLE:
             continue
-        if count > FRESH:
+        if kind is np.ndarray:
+            if count > FRESH or not _is_private_array(value, received):
+                entries[key] = _copy_array(value)
+        elif count > FRESH:
             entries[key] = copy_value(value)
-        elif kind is not np.ndarray:
+        else:
             entries[key] = own_fresh(value, received)
-        elif not _is_private_array(value, received):
-            entries[key] = copy_value(value)
 
 
 def own_fresh(value: Any, received: bool) -> Any:

@@ -22,6 +22,7 @@ from bushel.base import blocks, memory
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
 from bushel.base.contract import optional
+from bushel.base.effects import KnownRows
 from bushel.base.errors import RowFailed, add_note, describe_error, inside, locate_error
 from bushel.base.memory import Allocator
 from bushel.base.ownership import own
@@ -433,7 +434,7 @@ class Runner:
                 if limit > high and isinstance(block, list) and isinstance(there, list) and not self.watched:
                     block, there = self._read_on(block, there, limit)
                 self._note_missing(block)
-                block = there
+                block = KnownRows(blocks.rows_of(there)) if type(block) is KnownRows else there
             there = None  # the gate counts who holds the rows
         self.after = after = []
         for step, run, counts, drops, private in self.steps:
@@ -469,7 +470,7 @@ class Runner:
         if program.stacked_next and not self.here and len(block):
             with self._in_place():
                 block = blocks.as_columns(block) or block
-        return block
+        return list(block) if type(block) is KnownRows else block
 
     def _read_on(self, block: list[Any], there: list[Any], limit: int) -> tuple[list[Any], list[Any]]:
         """Reads as many positions more as elements are missing, and again for those that are missing among them.

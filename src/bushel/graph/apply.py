@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from bushel.base import blocks, checks, transforms
-from bushel.base.blocks import Block
-from bushel.base.effects import are_known
+from bushel.base.blocks import Block, Columns
+from bushel.base.effects import KnownRows, are_known
 from bushel.base.errors import RowFailed
 from bushel.base.ownership import copy_value, own
 from bushel.graph import operation
@@ -148,7 +148,9 @@ class _Chain:
     def __init__(self, steps: list[_Step]):
         self.steps = steps
         drops = tuple([step.drops for step in steps])
-        self._readings = [step.operation.reading for step in steps]
+        readings = [step.operation.reading for step in steps]
+        self._may_write = None in readings
+        self._with_loads = [reading for reading in readings if reading is not None and reading.has_loads]
         self._run_reading, self._run_private = compile_steps(drops), compile_private_steps(drops)
         self.needs_private = steps[0].operation.needs_private
         """Whether the elements that it is given must be private, whatever is done with its result."""
@@ -163,8 +165,9 @@ class _Chain:
         """The rows after all steps. See `Operation.run` for the arguments. The list `rows` is empty afterwards."""
         count = len(rows)
         # For elements of known types such functions return known types, too. So one look at the rows is enough.
-        only_reads = all([reading is not None and reading.knows_loads() for reading in self._readings])
-        only_reads = only_reads and are_known(rows)
+        only_reads = not self._may_write and are_known(rows)
+        for reading in self._with_loads:
+            only_reads = only_reads and reading.knows_loads()
         left: Any = iter(rows) if only_reads else rows
         try:
             if only_reads:
@@ -176,7 +179,9 @@ class _Chain:
             step = self.steps[find_failed_step(error)]
             raise_for_row(error, count, left, functools.partial(where, step))
         rows.clear()  # rows that functions have returned as they are would otherwise count as held by this list, too
-        return own(made) if private and only_reads else made
+        if not only_reads:
+            return made
+        return own(made) if private else KnownRows(made)
 
 
 @dataclasses.dataclass(slots=True)
@@ -194,8 +199,8 @@ class _OneByOne(Plan):
             wanted = private if number == len(self.chains) - 1 else self.chains[number + 1].needs_private
             (step, *others) = chain.steps
             where = functools.partial(self._describe_failure, low)
-            if others or (not step.counts and type(block) is list):
-                owned = owned or type(block) is not list
+            if others or not (step.counts or isinstance(block, Columns)):
+                owned = owned or isinstance(block, Columns)
                 block = chain.run(blocks.rows_of(block), where, owned, wanted)
             else:
                 numbers = self.indices[low:high].tolist() if step.counts else ()

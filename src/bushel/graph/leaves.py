@@ -57,7 +57,9 @@ class Source(Leaf):
     def read_single(self, positions: Iterable[int], private: bool) -> list[Any]:
         """Reads records one by one. If they are not `private`, they may belong to a source that never changes them."""
         source = self.source
-        if self.gives_new or (type(source) is list and not private):
+        if type(source) is list and not private:
+            return list(map(source.__getitem__, positions))
+        if self.gives_new:
             return [source[position] for position in positions]
         if type(source) is list:  # it holds its records, so there is no need to count who does
             return [copy_value(source[position]) for position in positions]

@@ -17,7 +17,7 @@ import numpy as np
 
 from bushel.base import blocks, transforms, trees
 from bushel.base.blocks import Block, Columns
-from bushel.base.effects import Reading, find_reading
+from bushel.base.effects import KnownRows, Reading, find_reading
 from bushel.base.errors import RowFailed, locate_error
 from bushel.base.ownership import IMMUTABLE, copy_value, own
 from bushel.base.private_blocks import own_answer, own_block
@@ -131,7 +131,7 @@ class Operation:
         if self.vectorized:
             return self._run_vectorized(block, where, private and not owned)
         kind = self.kind
-        rows = block if type(block) is list else blocks.rows_of(block)
+        rows = blocks.rows_of(block)
         count = len(rows)
         if self.reading is not None and self.reading.proves(rows):
             left = iter(rows)
@@ -140,13 +140,13 @@ class Operation:
             except Exception as error:
                 raise_for_row(error, count, left, where)
             if not kind.drops:
-                return own(made) if private else made, None
-            if private and not owned and type(block) is list:
+                return own(made) if private else KnownRows(made), None
+            if private and not owned and not isinstance(block, Columns):
                 own(block)
             return block, None if all(made) else made
         rows.reverse()
         try:
-            return self._run_privately(rows, numbers, owned or type(block) is not list)
+            return self._run_privately(rows, numbers, owned or isinstance(block, Columns))
         except Exception as error:
             raise_for_row(error, count, rows, where)
 
@@ -276,7 +276,8 @@ def keep_rows(block: Block, kept: list[bool]) -> Block:
     """The rows of a block that stay, for a stream."""
     if isinstance(block, Columns) and block.present is None:
         return block.where(np.array(kept)).dense()
-    return list(itertools.compress(blocks.rows_of(block), kept))
+    rows = itertools.compress(blocks.rows_of(block), kept)
+    return KnownRows(rows) if type(block) is KnownRows else list(rows)
 
 
 def mark_missing(block: Block, kept: list[bool]) -> Block:
