@@ -162,10 +162,13 @@ def _find_own(function: Any) -> dict[str, Any]:
         if id(value) in seen or len(left) > _MOST_OBJECTS:
             continue
         seen.add(id(value))
-        if isinstance(value, _GENERATORS):
-            found[repr(name)] = value
-        elif depth < _DEEPEST:
-            left += [(inner, label, depth + 1) for label, inner in _list_parts(value, name)]
+        try:
+            if isinstance(value, _GENERATORS):
+                found[repr(name)] = value
+            elif depth < _DEEPEST:
+                left += [(inner, label, depth + 1) for label, inner in _list_parts(value, name)]
+        except Exception:  # an object whose class does not let it be looked at
+            continue
     return found
 
 
