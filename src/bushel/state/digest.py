@@ -31,6 +31,7 @@ import numpy as np
 
 from bushel.base.bytecode import find_reads, read_behaviour
 from bushel.base.contents import remove_padding
+from bushel.base.distributions import find_build
 from bushel.base.following import is_own, is_own_file
 from bushel.sources import memory_sources
 from bushel.state import module_files
@@ -255,8 +256,12 @@ class _Reader:
 
     def name_library(self, sink: _Sink, module: str, name: str) -> None:
         """Puts the name of something of a library: its package and its own name, without private modules between."""
-        text = f"{module.partition('.')[0].lstrip('_')}.{name}"
+        top = module.partition(".")[0]
+        text = f"{top.lstrip('_')}.{name}"
         _put(sink, "named", text)
+        file = getattr(sys.modules.get(top), "__file__", None)
+        if top not in sys.stdlib_module_names and isinstance(file, str) and (build := find_build(file, top)):
+            self.refer(sink, ("build", top), top, top, "local archive", lambda inner: _put(inner, "build", build))
         self.libraries.add(text)
         if sink.may_run and may_read_outside(text):
             self.outside.add(text)
