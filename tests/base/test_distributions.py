@@ -1,5 +1,6 @@
 """What is a library, and what is the user's own: by the records of what was installed, and not by folder."""
 
+import hashlib
 import importlib
 import json
 import sys
@@ -8,6 +9,7 @@ import pytest
 
 from bushel.base import distributions, following
 from bushel.base.following import is_own
+from bushel.state.digest import examine
 
 
 @pytest.fixture
@@ -19,23 +21,30 @@ def install(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     loaded = []
 
-    def install(module, *, name=None, origin=None, record=True, top_level=False, text="def f(x): return x\n"):
+    def install(
+        module, *, name=None, origin=None, record=True, top_level=False, installer="pip", text="def f(x): return x\n"
+    ):
         path = folder / f"{module.replace('.', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         if name is not None:
             info = folder / f"{name}-1.0.dist-info"
-            info.mkdir()
+            info.mkdir(exist_ok=True)
             if record:
-                info.joinpath("RECORD").write_text(f"{path.relative_to(folder)},sha256=x,3\n{info.name}/RECORD,,\n")
+                content = hashlib.sha256(text.encode()).hexdigest()
+                lines = [f"{path.relative_to(folder)},sha256={content},3", f"{info.name}/RECORD,,"]
+                info.joinpath("RECORD").write_text("\n".join(lines))
+            info.joinpath("INSTALLER").write_text(f"{installer}\n")
             if top_level:
                 info.joinpath("top_level.txt").write_text(f"{module.partition('.')[0]}\n")
             if origin is not None:
                 info.joinpath("direct_url.json").write_text(json.dumps(origin))
         for cached in (distributions._list_distributions, distributions._find_distributions_with,
-                       distributions._list_files, distributions._is_own_distribution, following._is_own):  # fmt: skip
+                       distributions._list_files, distributions._is_own_distribution, following._is_own,
+                       distributions.find_build, distributions._list_archives):  # fmt: skip
             cached.cache_clear()
         importlib.invalidate_caches()
+        sys.modules.pop(module, None)
         loaded.append(module)
         return importlib.import_module(module)
 
@@ -67,6 +76,29 @@ def test_a_distribution_from_a_folder_or_a_repository_is_the_users(install, orig
 
 def test_a_wheel_is_a_library(install):
     assert not is_own(install("mine_lib", name="mine-lib", origin={"url": "file:///a.whl", "archive_info": {}}).f)
+
+
+def test_what_was_installed_from_an_archive_on_this_machine_counts_by_the_content_of_its_files(install):
+    def examine_version(url, number):
+        text = f"def f(x): return x * {number}\n"
+        return examine(install("mine_lib", name="mine-lib", origin={"url": url, "archive_info": {}}, text=text).f)
+
+    local = [examine_version("file:///a.whl", number) for number in (1, 2, 1)]
+    assert local[0].digest == local[2].digest != local[1].digest
+    assert [part.name for part in local[0].parts] == ["mine_lib"]
+    index = [examine_version("https://example.com/a.whl", number) for number in (1, 2)]
+    assert index[0].digest == index[1].digest and not index[0].parts
+
+
+def test_a_package_of_conda_is_a_library_wherever_it_was_built(install):
+    origin = {"url": "file:///home/conda/feedstock_root/build_artifacts/mine_lib/work", "dir_info": {}}
+    assert not is_own(install("mine_lib", name="mine-lib", origin=origin, installer="conda").f)
+
+
+def test_a_checkout_with_an_egg_info_beside_it_is_the_users(tmp_path):
+    (tmp_path / "mine_lib.egg-info").mkdir()
+    (tmp_path / "mine_lib.egg-info" / "top_level.txt").write_text("mine_lib\n")
+    assert not distributions.is_installed_library(str(tmp_path / "mine_lib.py"), "mine_lib")
 
 
 def test_a_module_that_no_distribution_has_installed_is_the_users(install):

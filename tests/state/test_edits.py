@@ -192,6 +192,82 @@ CHANGED = {
     "jit itself": "import jax\nds = RANGE.map(jax.jit(lambda x: x * VALUE))",
     "vmap": "import jax\nds = RANGE.batch(2).map(jax.vmap(lambda x: x * VALUE)).map(lambda x: int(x.sum()))",
     "jax array": "import jax.numpy as jnp\nM = jnp.full(3, VALUE)\nds = RANGE.map(lambda x: x * int(M[0]))",
+    "very large number": "P = 10**5000 + VALUE\nds = RANGE.map(lambda x: x * (P % 10))",
+    "memoryview": "P = memoryview(b'VALUE')\nds = RANGE.map(lambda x: x * P[0])",
+    "class of an array": (
+        "class A(np.ndarray):\n    def by(self): return VALUE\nP = np.ones(2).view(A)\nds = RANGE.map(lambda x: x * P.by())"
+    ),
+    "attribute of an array": (
+        "class A(np.ndarray): pass\nP = np.ones(2).view(A)\nP.by = VALUE\ndef by(p): return p.by\nds = RANGE.map(lambda x: x * by(P))"
+    ),
+    "matrix": "P = [np.array, np.matrix][VALUE - 2]([[1, 2], [3, 4]])\nds = RANGE.map(lambda x: x * int((P * P)[0, 0]))",
+    "scalar and array of no dimension": (
+        "P = [np.int64(1), np.array(1)][VALUE - 2]\nds = RANGE.map(lambda x: x * isinstance(P, np.ndarray))"
+    ),
+    "codes of categories": (
+        "import pandas\nP = pandas.Series(pandas.Categorical(['a'], categories=[['a', 'b'], ['b', 'a']][VALUE - 2]))\n"
+        "ds = RANGE.map(lambda x: x * int(P.cat.codes[0]))"
+    ),
+    "value under a mask": (
+        "P = np.ma.array([1, 5], mask=[0, 1], fill_value=VALUE)\nds = RANGE.map(lambda x: x * int(P.filled().sum()))"
+    ),
+    "metadata of a field": (
+        "@dataclasses.dataclass\nclass T:\n    by: int = dataclasses.field(default=1, metadata={'k': VALUE})\n"
+        "ds = RANGE.map(lambda x: x * dataclasses.fields(T)[0].metadata['k'])"
+    ),
+    "large dict of numbers": "P = {n: n for n in range(5000)}\nP[77] = VALUE\nds = RANGE.map(lambda x: x * P[77])",
+    "format of a struct": "import struct\nP = struct.Struct('VALUEi')\nds = RANGE.map(lambda x: x * P.size)",
+    "ctypes": "import ctypes\nP = ctypes.c_int(VALUE)\nds = RANGE.map(lambda x: x * P.value)",
+    "structure of ctypes": (
+        "import ctypes\nclass A(ctypes.Structure):\n    _fields_ = [('a', ctypes.c_int)]\nP = A(VALUE)\nds = RANGE.map(lambda x: x * P.a)"
+    ),
+    "structure of a tree": "import jax\nP = jax.tree.structure(list(range(VALUE)))\nds = RANGE.map(lambda x: x * P.num_leaves)",
+    "comparison for sorting": (
+        "K = functools.cmp_to_key(lambda a, b: (a - b) * (5 - 2 * VALUE))\nds = RANGE.map(lambda x: sorted([x, 9], key=K)[0])"
+    ),
+    "frompyfunc": "U = np.frompyfunc(lambda x: x * VALUE, 1, 1)\nds = RANGE.map(lambda x: U(x))",
+    "deque of an own class": "class A(collections.deque): pass\nP = A([VALUE])\nds = RANGE.map(lambda x: x * P[0])",
+    "date of an own class": (
+        "import datetime\nclass A(datetime.date): pass\nP = A(2020, 1, VALUE)\nds = RANGE.map(lambda x: x * P.day)"
+    ),
+    "decimal of an own class": (
+        "import decimal\nclass A(decimal.Decimal): pass\nP = A(VALUE)\nds = RANGE.map(lambda x: int(x * P))"
+    ),
+    "text file of an own class": (
+        "import io\nclass A(io.StringIO): pass\nP = A('VALUE')\nds = RANGE.map(lambda x: x * int(P.getvalue()))"
+    ),
+    "array.array of an own class": (
+        "import array\nclass A(array.array): pass\nP = A('i', [VALUE])\nds = RANGE.map(lambda x: x * P[0])"
+    ),
+    "exception of an own class": "class A(Exception): pass\nP = A(VALUE)\nds = RANGE.map(lambda x: x * P.args[0])",
+    "partial of an own class": (
+        "class A(functools.partial):\n    def __call__(self, x): return super().__call__(x) * VALUE\nds = RANGE.map(A(operator.mul, 3))"
+    ),
+    "path of an own class": (
+        "class A(type(pathlib.Path())):\n    def by(self): return VALUE\nP = A('a')\nds = RANGE.map(lambda x: x * P.by())"
+    ),
+    "object in an own source": (
+        "@dataclasses.dataclass\nclass Settings:\n    by: int\nclass S:\n    def __init__(self, by): self.settings = Settings(by)\n"
+        "    def __len__(self): return 5\n    def __getitem__(self, i): return i * self.settings.by\nds = bushel.MapDataset.source(S(VALUE))"
+    ),
+    "function in an own source": (
+        "class S:\n    def __init__(self, f): self.f = f\n    def __len__(self): return 5\n    def __getitem__(self, i): return self.f(i)\n"
+        "ds = bushel.MapDataset.source(S(lambda i: i * VALUE))"
+    ),
+    "source in an own source": (
+        "class S:\n    def __init__(self, s): self.s = s\n    def __len__(self): return 2\n    def __getitem__(self, i): return int(self.s[i])\n"
+        "ds = bushel.MapDataset.source(S(bushel.sources.ArrayDataSource(np.array([1, VALUE]))))"
+    ),
+    "table in an own source": (
+        "import pandas\nclass S:\n    def __init__(self, t): self.t = t\n    def __len__(self): return 2\n    def __getitem__(self, i): return int(self.t.a[i])\n"
+        "ds = bushel.MapDataset.source(S(pandas.DataFrame({'a': [1, VALUE]})))"
+    ),
+    "array of JAX in an own source": (
+        "import jax.numpy as jnp\nclass S:\n    def __init__(self, t): self.t = t\n    def __len__(self): return 2\n"
+        "    def __getitem__(self, i): return int(self.t[i])\nds = bushel.MapDataset.source(S(jnp.array([1, VALUE])))"
+    ),
+    "deque as a source": "ds = bushel.MapDataset.source(collections.deque([1, VALUE]))",
+    "array of JAX as a source": "import jax.numpy as jnp\nds = bushel.MapDataset.source(jnp.array([1, VALUE])).map(int)",
 }
 
 OF_EACH_PART = {"weights of a mixture of 200"}
@@ -242,6 +318,11 @@ MODULES = {
             ),
             ("deep.py", "K = 2\n", "K = 3\n"),
         ),
+    ),
+    "import of a folder without __init__ inside a function": Edit(
+        "def f(x):\n    from folder import helper\n    return helper.scale(x)\nds = bushel.MapDataset.range(8).map(f)\n",
+        "def f(x):\n    from folder import helper\n    return helper.scale(x)\nds = bushel.MapDataset.range(8).map(f)\n",
+        (("folder/helper.py", "def scale(x): return x * 2\n", "def scale(x): return x * 3\n"),),
     ),
     "copied into site-packages": Edit(
         "sys = __import__('sys')\nsys.path.insert(0, os.path.join(os.path.dirname(__file__), 'site-packages'))\n"

@@ -246,6 +246,19 @@ def test_the_repr_of_a_source_of_files_counts_without_their_folder(files):
     ]
 
 
+def test_the_attributes_of_a_source_of_files_count_without_their_folder(files):
+    def build(root, scale):
+        source = WithRoot(root, [path.name for path in files], "train")
+        source.scale = scale
+        return MapDataset.source(source)
+
+    moved(files, pathlib.Path("there"))
+    assert difference(build("here", 2), build("there", 2)) == []
+    assert difference(build("here", 2), build("here", 3)) == [
+        "~ source(WithRoot(root='here', split='train')): same name, other data"
+    ]
+
+
 def test_the_values_of_a_dict_count():
     one, two = {0: "a", 1: "b"}, {0: "a", 1: "c"}
     assert difference(MapDataset.source(one), MapDataset.source(dict(one))) == []
@@ -262,17 +275,22 @@ def test_what_a_stream_iterates_over_counts(one, other):
     assert difference(IterableIterDataset(one), IterableIterDataset(other)) != []
 
 
-class Handle:
-    """An object of which nothing is known."""
+class Settings:
+    def __init__(self, size):
+        self.size = size
 
 
-def test_a_source_without_a_fingerprint_counts_by_its_class_its_length_and_its_plain_attributes():
-    # The limit of what can be known without reading: other objects in a user's source are not compared.
-    one, two, three = Records(), Records(), Records()
+def test_a_source_without_a_fingerprint_counts_by_its_class_its_length_and_its_attributes():
+    one, two, three, four, five = (Records() for _ in range(5))
     two.offset = 7
-    three.handle = Handle()
-    assert difference(MapDataset.source(one), MapDataset.source(two)) == ["~ source(Records): same name, other data"]
-    assert difference(MapDataset.source(one), MapDataset.source(three)) == []
+    three.settings, four.settings = Settings(1), Settings(2)
+    changed = ["~ source(Records): same name, other data"]
+    assert difference(MapDataset.source(one), MapDataset.source(two)) == changed
+    assert difference(MapDataset.source(three), MapDataset.source(four)) == changed
+    # A handle may be opened when the source is read, so it does not count.
+    with open(os.devnull) as five.handle:
+        one.handle = None
+        assert difference(MapDataset.source(one), MapDataset.source(five)) == []
     assert difference(MapDataset.source(one), MapDataset.source(OtherCode())) == [
         "- source(Records)",
         "+ source(OtherCode)",

@@ -7,10 +7,15 @@ a module that somebody copied there. So the records of what was installed decide
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
+
+INSTALLED = {"site-packages", "dist-packages"}
+"""Names of folders that packages are installed in."""
 
 
 def is_installed_library(file: str, module: str) -> bool:
@@ -35,7 +40,7 @@ def _find_root(path: str, module: str) -> str:
     folder = os.path.dirname(path)
     for _ in range(module.count(".") + package):
         folder = os.path.dirname(folder)
-    for part in ("site-packages", "dist-packages"):  # also where the name of the module does not say how deep it lies
+    for part in sorted(INSTALLED, reverse=True):  # also where the name of the module does not say how deep it lies
         marker = f"{os.sep}{part}{os.sep}"
         if marker in path:
             return path[: path.rindex(marker) + len(marker) - 1]
@@ -45,8 +50,10 @@ def _find_root(path: str, module: str) -> str:
 @functools.lru_cache(maxsize=256)
 def _list_distributions(folder: str) -> tuple[str, ...]:
     """The names of the folders that describe what is installed in a folder."""
+    # Beside modules that are nowhere installed, an .egg-info says that somebody works on them.
+    kinds = (".dist-info", ".egg-info") if os.path.basename(folder) in INSTALLED else (".dist-info",)
     try:
-        return tuple(sorted(name for name in os.listdir(folder) if name.endswith((".dist-info", ".egg-info"))))
+        return tuple(sorted(name for name in os.listdir(folder) if name.endswith(kinds)))
     except OSError:
         return ()
 
@@ -99,12 +106,50 @@ def _read(path: str) -> str:
 @functools.lru_cache(maxsize=1024)
 def _is_own_distribution(folder: str, name: str) -> bool:
     """Whether a distribution was installed from a local folder or a repository (PEP 610)."""
+    origin = _read_origin(folder, name)
+    if "dir_info" in origin or "vcs_info" in origin:
+        # conda leaves in its packages in which folder it has built them.
+        return _read(os.path.join(folder, name, "INSTALLER")).strip() != "conda"
+    return False
+
+
+def _read_origin(folder: str, name: str) -> dict[str, Any]:
     text = _read(os.path.join(folder, name, "direct_url.json"))
     try:
         origin = json.loads(text) if text else {}
     except ValueError:
-        return False
-    return isinstance(origin, dict) and ("dir_info" in origin or "vcs_info" in origin)
+        return {}
+    return origin if isinstance(origin, dict) else {}
+
+
+@functools.lru_cache(maxsize=1024)
+def find_build(file: str, module: str) -> str:
+    """What tells the content of a library from other versions, if it was installed from an archive on this machine.
+
+    That may be a library, or the user's own package that was built as a wheel. Empty for all others.
+    """
+    folder = _find_root(os.path.abspath(file), module)
+    if not _list_archives(folder):
+        return ""
+    path = os.path.relpath(os.path.abspath(file), folder).replace(os.sep, "/")
+    for name in _find_owners(folder, path):
+        if name in _list_archives(folder):
+            lines = _read(os.path.join(folder, name, "RECORD")).splitlines()
+            code = sorted(line for line in lines if "sha256=" in line and not line.startswith(name))
+            return hashlib.blake2b("\n".join(code).encode(), digest_size=8).hexdigest()
+    return ""
+
+
+@functools.lru_cache(maxsize=256)
+def _list_archives(folder: str) -> frozenset[str]:
+    """The distributions that were installed from an archive on this machine."""
+    names = _list_distributions(folder)
+    origins = {name: _read_origin(folder, name) for name in names}
+    return frozenset(
+        name
+        for name, origin in origins.items()
+        if "archive_info" in origin and str(origin.get("url")).startswith("file:")
+    )
 
 
 def _plain_name(name: str) -> str:

@@ -9,7 +9,7 @@ import types
 from typing import Any
 
 from bushel.base.bytecode import find_reads
-from bushel.base.distributions import is_installed_library
+from bushel.base.distributions import INSTALLED, is_installed_library
 
 
 def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
@@ -69,13 +69,10 @@ def _is_own(name: str, file: str | None) -> bool:
     if file is None:  # a notebook, or code that was made at run time
         return top not in sys.stdlib_module_names or top == "__main__"
     path = os.path.abspath(file)
-    if not _INSTALLED & set(path.split(os.sep)):
+    if not INSTALLED & set(path.split(os.sep)):
         import sysconfig  # here: every worker imports this module, and few look at a function
 
         folders = [os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib")]
         if path.startswith(tuple(folders)):
             return False
     return not is_installed_library(path, name)
-
-
-_INSTALLED = {"site-packages", "dist-packages"}

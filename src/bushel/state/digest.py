@@ -14,11 +14,13 @@ import copyreg
 import dataclasses
 import enum
 import functools
+import gc
 import hashlib
 import io
 import logging
 import marshal
 import os
+import pathlib
 import sys
 import types
 import weakref
@@ -29,6 +31,7 @@ import numpy as np
 
 from bushel.base.bytecode import find_reads, read_behaviour
 from bushel.base.contents import remove_padding
+from bushel.base.distributions import find_build
 from bushel.base.following import is_own, is_own_file
 from bushel.sources import memory_sources
 from bushel.state import module_files
@@ -253,8 +256,12 @@ class _Reader:
 
     def name_library(self, sink: _Sink, module: str, name: str) -> None:
         """Puts the name of something of a library: its package and its own name, without private modules between."""
-        text = f"{module.partition('.')[0].lstrip('_')}.{name}"
+        top = module.partition(".")[0]
+        text = f"{top.lstrip('_')}.{name}"
         _put(sink, "named", text)
+        file = getattr(sys.modules.get(top), "__file__", None)
+        if top not in sys.stdlib_module_names and isinstance(file, str) and (build := find_build(file, top)):
+            self.refer(sink, ("build", top), top, top, "local archive", lambda inner: _put(inner, "build", build))
         self.libraries.add(text)
         if sink.may_run and may_read_outside(text):
             self.outside.add(text)
@@ -274,14 +281,19 @@ class _Reader:
         kind = type(value)
         if kind is str and sink.folder and (value + os.sep).startswith(sink.folder):
             _put(sink, "beside", value[len(sink.folder) :])
-        elif value is None or kind in (bool, int, float, complex, str):
+        elif kind is int:
+            _put(sink, "int", _show_int(value))
+        elif value is None or kind in (bool, float, complex, str):
             _put(sink, kind.__name__, repr(value))
         elif kind in (bytes, bytearray):
             _put(sink, "bytes", bytes(value))
         elif _is_masked(value):
             self._feed_masked(sink, value, depth)
-        elif isinstance(value, (np.ndarray, np.generic)):
-            self._feed_array(sink, value if isinstance(value, np.ndarray) else np.asarray(value), depth)
+        elif isinstance(value, np.generic):
+            self._feed_array(sink, np.asarray(value), depth)
+        elif isinstance(value, np.ndarray):
+            self._feed_kind_of_array(sink, value, depth)
+            self._feed_array(sink, value, depth)
         elif depth > _DEPTH:
             self.refer(sink, id(value), value, f"{sink.name}...", "value", lambda inner: self.feed(inner, value, 0))
         elif kind is types.CodeType:
@@ -306,9 +318,10 @@ class _Reader:
                 self.refer_class(sink, kind)
         elif isinstance(value, (list, tuple, dict, set, frozenset, str, int, float, complex, bytes, bytearray)):
             self._feed_container(sink, value, depth)
-        elif isinstance(value, os.PathLike):
-            path = os.fspath(value)
-            self.feed(sink, path, depth + 1)
+        elif isinstance(value, pathlib.PurePath):
+            if is_own(kind):
+                self.refer_class(sink, kind, constructed=False)
+            self.feed(sink, pathlib.PurePath.__str__(value), depth + 1)
             self._note_outside(sink, "path")
         elif isinstance(value, types.ModuleType):
             self._feed_module(sink, value)
@@ -327,6 +340,8 @@ class _Reader:
             self.feed(sink, known, depth + 1)
         elif isinstance(value, functools.partial):
             _put(sink, "partial")
+            if is_own(kind):
+                self.refer_class(sink, kind, constructed=False)
             self.feed(sink, value.func, depth + 1)
             self.feed(sink, value.args, depth + 1)
             self.feed(sink, value.keywords, depth + 1)
@@ -351,7 +366,8 @@ class _Reader:
             _put(sink, kind.__qualname__, bytes(value))
         else:
             plain: Any = next(base for base in (str, int, float, complex) if isinstance(value, base))
-            _put(sink, kind.__qualname__, plain.__repr__(value))
+            show: Any = _show_int if plain is int else plain.__repr__
+            _put(sink, kind.__qualname__, show(value))
         if kind not in (list, tuple, dict, set, frozenset):
             if is_own(kind):
                 self.refer_class(sink, kind, constructed=False)
@@ -403,7 +419,7 @@ class _Reader:
             entries = list(collections.OrderedDict.items(mapping))
             _put(sink, "order", ",".join(_key_digest(key) for key, _ in entries))
         keys = [key for key, _ in entries]
-        if len(entries) > _SHORT and set(map(type, keys)) == {str}:
+        if len(entries) > _SHORT and set(map(type, keys)) in ({str}, {int}, {bytes}):
             entries.sort(key=lambda entry: entry[0])
             self._feed_sequence(sink, [key for key, _ in entries], "keys", depth)
             self._feed_sequence(sink, [value for _, value in entries], "values", depth)
@@ -456,6 +472,17 @@ class _Reader:
         else:
             _put(sink, "large", self._digest_array(array))
 
+    def _feed_kind_of_array(self, sink: _Sink, array: np.ndarray, depth: int) -> None:
+        """What an array is beside its values: a class of the user's own, or a matrix, which multiplies otherwise."""
+        kind = type(array)
+        if array.ndim == 0:
+            _put(sink, "array of no dimension")  # and no scalar
+        if is_own(kind):
+            self.refer_class(sink, kind, constructed=False)
+            self._feed_attributes(sink, attributes_of(array), depth)
+        elif kind not in (np.ndarray, np.memmap):
+            _put(sink, "kind", kind.__qualname__)
+
     def _digest_array(self, array: np.ndarray) -> str:
         known = self.memo.arrays.get(id(array))
         if known is None:
@@ -479,6 +506,9 @@ class _Reader:
     def _feed_masked(self, sink: _Sink, array: Any, depth: int) -> None:
         """Masked elements count as masked, whatever the values under the mask are."""
         _put(sink, "masked")
+        fill = array._fill_value
+        if fill is not None and repr(fill) != repr(np.ma.default_fill_value(array)):  # asking for it sets it
+            _put(sink, "fill", repr(fill))
         self._feed_array(sink, np.ma.getmaskarray(array), depth)
         self._feed_array(sink, array.filled(np.zeros((), array.dtype)[()]), depth)
 
@@ -668,7 +698,7 @@ class _Reader:
         module = getattr(function, "__module__", None) or type(function).__module__
         self.name_library(sink, module, getattr(function, "__qualname__", name))
         if isinstance(function, np.ufunc) and name.endswith("(vectorized)"):
-            self.miss(sink, function, "np.frompyfunc hides the function inside")
+            self.feed(sink, _find_inside(function), depth + 1)  # np.frompyfunc hides the function inside
         owner = getattr(function, "__self__", None)  # of a method such as {...}.get
         if owner is not None and not isinstance(owner, types.ModuleType):
             self.feed(sink, owner, depth + 1)
@@ -721,6 +751,10 @@ class _Reader:
         sink.folder = _folder_of(_names_of_module(kind))
         if type(kind) is not type and is_own(type(kind)):
             self.refer_class(sink, type(kind))
+        for name, field in vars(kind).get("__dataclass_fields__", {}).items():
+            if field.metadata:
+                _put(sink, "metadata", name)
+                self.feed(sink, dict(field.metadata), 1)
         members = vars(kind)
         if issubclass(kind, enum.Enum):
             for member in kind.__members__.values():
@@ -780,7 +814,11 @@ class _Reader:
                 self.refer(sink, id(value), value, kind.__qualname__ + "()", "object", read)
             else:
                 self._feed_attributes(sink, attributes, depth)
-            if not attributes and is_iterator(value):
+            content = _read_base(value)
+            if content is not None:
+                _put(sink, "content")
+                self.feed(sink, content, depth + 1)
+            elif not attributes and is_iterator(value):
                 self.miss(sink, value, "an iterator would be consumed")
             return
         self._feed_foreign(sink, value, depth)
@@ -789,8 +827,10 @@ class _Reader:
         """An object of a library: its attributes, or what pickle would keep of it."""
         kind = type(value)
         top = kind.__module__.partition(".")[0]
-        if isinstance(value, (io.BytesIO, io.StringIO)):
-            self.feed(sink, value.getvalue(), depth + 1)
+        if (content := _read_base(value)) is not None:
+            self.feed(sink, content, depth + 1)
+        elif isinstance(value, memoryview):
+            self._feed_array(sink, np.asarray(value), depth)
         elif isinstance(value, contextvars.ContextVar):
             with contextlib.suppress(LookupError):
                 self.feed(sink, value.get(), depth + 1)
@@ -798,8 +838,10 @@ class _Reader:
             self.miss(sink, value, "an open handle or an iterator, which would be consumed")
         elif top == "typing":
             _put(sink, "typing", kind.__name__)
-        elif (values := _read_table(value, top)) is not None:
+        elif (values := self._read_table(sink, value, top)) is not None:
             self.feed(sink, values, depth + 1)
+        elif top in _READS_FILES:
+            self.miss(sink, value, "its values lie in files")
         elif hasattr(value, "__array__") and hasattr(value, "dtype"):
             self._feed_array(sink, _to_numpy(value), depth)
         else:
@@ -810,6 +852,14 @@ class _Reader:
                 self._feed_attributes(sink, attributes, depth)
             else:
                 self._feed_reduced(sink, value, depth)
+
+    def _read_table(self, sink: _Sink, value: Any, top: str) -> Any:
+        if self.sampled and _is_table(value, top):
+            _put(sink, "rows", str(len(value)))
+            whole, value = value, _take_samples(value, top)
+            if value is not whole:
+                self.were_sampled.append(sink.name)
+        return _read_table(value, top)
 
     def _feed_attributes(self, sink: _Sink, attributes: dict[str, Any], depth: int) -> None:
         for name in sorted(attributes, key=str):
@@ -847,6 +897,8 @@ class _Named:
     name: str
 
 
+_READS_FILES = {"h5py", "zarr", "tensorstore", "dask", "netCDF4", "h5netcdf", "tables", "lance", "tiledb", "blosc2"}
+"""Libraries whose arrays are read when they are asked for their values: a terabyte, perhaps."""
 _FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 
 
@@ -855,7 +907,7 @@ def _open_types() -> tuple[type, ...]:
     import threading
 
     locks = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, _thread._local)
-    return (io.IOBase, *locks, threading.Thread, types.GeneratorType, types.FrameType, types.CoroutineType, memoryview)
+    return (io.IOBase, *locks, threading.Thread, types.GeneratorType, types.FrameType, types.CoroutineType)
 
 
 class _Open(type):
@@ -872,6 +924,48 @@ def _list_open_types() -> tuple[type, ...]:
 
 class _OPEN(metaclass=_Open):
     pass
+
+
+def _show_int(value: int) -> str:
+    """Its digits. Python refuses to write very large numbers in decimal."""
+    return int.__repr__(value) if int.bit_length(value) <= 2048 else hex(value)
+
+
+def _read_base(value: Any) -> Any:
+    """What a type written in C keeps for an object, or for one of a class that inherits from it; None if unknown."""
+    kind = type(value)
+    if issubclass(kind, (io.BytesIO, io.StringIO)):
+        base: Any = io.BytesIO if issubclass(kind, io.BytesIO) else io.StringIO
+        return base.getvalue(value)
+    if issubclass(kind, collections.deque):
+        return [object.__getattribute__(value, "maxlen"), list(collections.deque.__iter__(value))]
+    if issubclass(kind, BaseException):
+        return [object.__getattribute__(value, "args"), dict(object.__getattribute__(value, "__dict__"))]
+    for base in kind.__mro__:
+        name = f"{base.__module__.lstrip('_')}.{base.__qualname__}"
+        if name in _CONTENTS:
+            return _CONTENTS[name](value, base)
+    return None
+
+
+_CONTENTS: dict[str, Callable[[Any, Any], Any]] = {
+    "array.array": lambda value, base: [base.typecode.__get__(value), memoryview(value).tobytes()],
+    "ctypes._CData": lambda value, base: base.__reduce__(value)[1][1],  # an error if it holds addresses
+    "datetime.date": lambda value, base: base.__reduce__(value)[1:],
+    "datetime.datetime": lambda value, base: base.__reduce_ex__(value, 4)[1:],
+    "datetime.time": lambda value, base: base.__reduce_ex__(value, 4)[1:],
+    "datetime.timedelta": lambda value, base: base.__reduce__(value)[1:],
+    "decimal.Decimal": lambda value, base: base.__reduce__(value)[1:],
+    "functools.KeyWrapper": lambda value, base: _find_inside(value),
+    "struct.Struct": lambda value, base: base.format.__get__(value),
+    "jaxlib._jax.pytree.PyTreeDef": lambda value, base: [value.node_data(), value.children()],
+}
+"""By type, how to read what it keeps. No method of a class of the user's own is called."""
+
+
+def _find_inside(value: Any) -> list[Any]:
+    """The objects that an object written in C holds, but its type."""
+    return [inside for inside in gc.get_referents(value) if inside is not type(value)]
 
 
 def is_iterator(value: Any) -> bool:
@@ -992,19 +1086,53 @@ def _describe(value: Any) -> Any:
     return None
 
 
+def is_in_memory(value: Any) -> bool:
+    """Whether an object of a library is an array or a table in memory."""
+    top = type(value).__module__.lstrip("_").partition(".")[0]
+    if top in ("jax", "jaxlib", "numpy", "torch"):
+        return hasattr(value, "__array__") and hasattr(value, "dtype")
+    return isinstance(value, (collections.deque, collections.UserList)) or top == "array" or _is_table(value, top)
+
+
+def _is_table(value: Any, top: str) -> bool:
+    name = type(value).__name__
+    if top == "pyarrow":
+        return name in ("Table", "RecordBatch") or all(hasattr(value, each) for each in ("type", "to_pylist", "slice"))
+    if top == "pandas":
+        return hasattr(value, "to_numpy")
+    return top == "polars" and name in ("DataFrame", "Series")
+
+
+def _take_samples(table: Any, top: str) -> Any:
+    """Some rows of a large table, for a sampled digest; the table itself if it is small."""
+    if top == "pandas":
+        size: Any = table.memory_usage()
+        small, rows = np.sum(size) <= _FULL_BYTES, getattr(table, "iloc", table)
+    elif top == "polars":
+        small, rows = table.estimated_size() <= _FULL_BYTES, table
+    else:
+        small, rows = table.nbytes <= _FULL_BYTES, None
+    if small:
+        return table
+    places = np.linspace(0, len(table) - 1, _SAMPLES).astype(int).tolist()
+    return table.take(places) if rows is None else rows[places]
+
+
 def _read_table(value: Any, top: str) -> Any:
     """The values of a table in memory of pandas, polars or pyarrow; None for anything else."""
+    if not _is_table(value, top):
+        return None
     name = type(value).__name__
     if top == "pandas" and name == "DataFrame":
         return [
             list(value.columns),
-            value.index.to_numpy(),
-            [value.iloc[:, n].to_numpy() for n in range(value.shape[1])],
+            _read_pandas(value.index),
+            [_read_pandas(value.iloc[:, n]) for n in range(value.shape[1])],
         ]
     if top == "pandas" and name == "Series":
-        return [value.name, value.index.to_numpy(), value.to_numpy()]
+        return [value.name, _read_pandas(value.index), _read_pandas(value)]
     if top == "pandas" and hasattr(value, "to_numpy"):
-        return value.to_numpy()
+        return _read_pandas(value)
     if top == "polars" and name in ("DataFrame", "Series"):
         value = value.to_arrow()
         top, name = "pyarrow", type(value).__name__
@@ -1013,6 +1141,12 @@ def _read_table(value: Any, top: str) -> Any:
     if top == "pyarrow" and hasattr(value, "type") and hasattr(value, "to_pylist") and hasattr(value, "slice"):
         return _read_arrow(value)
     return None
+
+
+def _read_pandas(column: Any) -> list[Any]:
+    kind = column.dtype  # of categories, the values do not say the codes
+    known = [kind.categories.to_numpy(), kind.ordered] if hasattr(kind, "categories") else str(kind)
+    return [known, column.to_numpy()]
 
 
 def _read_arrow(column: Any) -> list[bytes]:

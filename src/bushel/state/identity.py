@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import pathlib
 import sys
 from typing import Any, cast
 
@@ -21,7 +22,16 @@ from bushel.graph.ordered import MixStream
 from bushel.graph.records import Records
 from bushel.sources.iterables import IterableStream
 from bushel.sources.protocol import file_fingerprint
-from bushel.state.digest import Examination, Memo, attributes_of, describe, digest, examine
+from bushel.state.digest import (
+    Examination,
+    Memo,
+    attributes_of,
+    describe,
+    digest,
+    examine,
+    is_in_memory,
+    is_iterator,
+)
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode differs between Python versions, so across versions functions are compared by name only."""
@@ -249,6 +259,8 @@ def fingerprint(source: Any) -> Any:
         return [type(source).__name__, own()]
     if isinstance(source, (list, tuple, dict, str, bytes, range, np.ndarray)):
         return source
+    if is_in_memory(source):
+        return [type(source).__name__, source]
     known = [type(source).__name__, len(source)]
     if is_hugging_face(source) and (values := _read_hugging_face(source, most_bytes=_SMALL_BYTES)) is not None:
         known.append(values)
@@ -256,21 +268,42 @@ def fingerprint(source: Any) -> Any:
     paths = getattr(source, "paths", None)
     if not isinstance(paths, (str, list, tuple)):
         return known + own_text + _list_attributes(source)
-    return [*known, file_fingerprint(paths), *(_without_folders(text, paths) for text in own_text)]
+    attributes = [{name: each for name, each in found.items() if name != "paths"} for found in _list_attributes(source)]
+    return [*known, file_fingerprint(paths), *_without_folders([*own_text, *attributes], paths)]
 
 
 def _list_attributes(source: Any) -> list[Any]:
-    """The attributes of a source of the user's own that are plain values: the others may change while it is read."""
+    """The attributes of a source of the user's own that say what it gives. Handles may change while it is read."""
     if not is_own(type(source)):
         return []
-    return [{name: value for name, value in attributes_of(source).items() if _is_plain_data(value)}]
+    return [{name: _show_attribute(value) for name, value in attributes_of(source).items() if _is_said(value)}]
 
 
-_PLAIN_DATA = (int, float, complex, str, bytes, bool, type(None), np.ndarray, np.generic, list, tuple, dict, range)
+_OF_VALUES = {
+    "argparse", "array", "builtins", "collections", "datetime", "decimal", "enum", "fractions", "functools", "operator",
+    "pathlib", "re", "types", "uuid",
+}  # fmt: skip
+"""Modules whose types hold values."""
 
 
-def _is_plain_data(value: Any) -> bool:
-    return isinstance(value, _PLAIN_DATA)
+def _is_said(value: Any) -> bool:
+    """Whether an attribute of a source counts: a value in memory, a function, or an object of the user's own."""
+    kind = type(value)
+    if value is None or is_iterator(value):  # None may be the place of a handle that is opened later
+        return False
+    return (
+        kind.__module__.lstrip("_").partition(".")[0] in _OF_VALUES
+        or is_own(kind)
+        or is_in_memory(value)
+        or callable(value)
+        or callable(getattr(value, "fingerprint", None))
+    )
+
+
+def _show_attribute(value: Any) -> Any:
+    """What stands for an attribute of a source: a source inside another one says itself what its data are."""
+    own = getattr(value, "fingerprint", None)
+    return value if isinstance(value, type) or not callable(own) else [type(value), own()]
 
 
 def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
@@ -299,6 +332,9 @@ def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
         if all(isinstance(version, list) for version in versions):
             return examine(fingerprint(subject), memo=memo, name="files"), ""
     # Taken apart here, so that what a dataset of one's own keeps for Bushel does not count.
+    if is_in_memory(subject):
+        found = examine(name, subject, memo=memo, name=name)
+        return found, _find_problem(found)
     attributes = {key: value for key, value in attributes_of(subject).items() if key not in ("_parents", "_node")}
     own_class = type(subject) if is_own(type(subject)) else None
     found = examine(name, attributes, memo=memo, name=name, class_of=own_class)
@@ -354,14 +390,25 @@ def _read_hugging_face(dataset: Any, most_bytes: int | None = None) -> Any:
         return None
 
 
-def _without_folders(text: str, paths: str | list[Any] | tuple[Any, ...]) -> str:
-    """The repr of a source of files without the folders of the files, so that it stays the same when files move."""
+def _without_folders(value: Any, paths: str | list[Any] | tuple[Any, ...]) -> Any:
+    """What a source of files says of itself without the folders of the files: it stays the same when they move."""
     names = [os.fspath(path) for path in ([paths] if isinstance(paths, str) else paths)]
-    for name in sorted(filter(os.path.dirname, names), key=len, reverse=True):
-        text = text.replace(name, os.path.basename(name))
-    for folder in sorted(filter(None, {os.path.dirname(name) for name in names}), key=len, reverse=True):
-        text = text.replace(folder, "")
-    return text
+    found = {name: os.path.basename(name) for name in names if os.path.dirname(name)}
+    found |= {os.path.dirname(name): "" for name in found}
+    return _replace_texts(value, sorted(found.items(), key=lambda pair: len(pair[0]), reverse=True))
+
+
+def _replace_texts(value: Any, pairs: list[tuple[str, str]]) -> Any:
+    if type(value) is str:
+        for text, instead in pairs:
+            value = value.replace(text, instead)
+    elif isinstance(value, pathlib.PurePath):
+        return _replace_texts(str(value), pairs)
+    elif type(value) in (list, tuple):
+        return [_replace_texts(each, pairs) for each in value]
+    elif type(value) is dict:
+        return {_replace_texts(key, pairs): _replace_texts(each, pairs) for key, each in value.items()}
+    return value
 
 
 def list_differences(saved: Any, current: list[Any], *, same_python: bool) -> list[str]:

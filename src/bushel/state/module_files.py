@@ -46,7 +46,7 @@ def list_modules(module: str, level: int, taken: tuple[str, ...], names: dict[st
     parts = [module]
     for name in taken:
         inner = f"{module}.{name}"
-        if name != "*" and find_own(module) is not None and find_own(inner) is not None:
+        if name != "*" and find_own(inner) is not None:
             parts.append(inner)
     return parts
 
