@@ -600,8 +600,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "bushel.view(5)",
-            "The viewer shows datasets, loaders and sources; got int. Name a dataset, or a function without "
-            "arguments that returns one.",
+            "A dataset, a loader or a source is needed, got int. Name one, or a function without arguments that "
+            "returns one.",
         ),
         (
             'bushel.view("folder/empty")',

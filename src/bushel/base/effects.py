@@ -114,9 +114,10 @@ _UNKNOWN = object()
 
 def _is_known_value(value: Any, in_call: bool) -> bool:
     """Whether a function may use an object beside its arguments. A method may write into an array that it gets."""
-    if type(value) in IMMUTABLE or (isinstance(value, type) and value in _TYPES) or isinstance(value, np.dtype):
+    kind = type(value)  # not `isinstance`, which asks the object for its `__class__`, and thereby runs its code
+    if kind in IMMUTABLE or (kind is type and value in _TYPES) or issubclass(kind, np.dtype):
         return True
-    return not in_call and type(value) is np.ndarray and not value.dtype.hasobject
+    return not in_call and kind is np.ndarray and not value.dtype.hasobject
 
 
 def find_reading(function: Any) -> Reading | None:
