@@ -11,6 +11,7 @@ the state after the call must follow from the state before it by drawing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import threading
@@ -162,10 +163,11 @@ def _find_own(function: Any) -> dict[str, Any]:
         if id(value) in seen or len(left) > _MOST_OBJECTS:
             continue
         seen.add(id(value))
-        if isinstance(value, _GENERATORS):
+        if issubclass(type(value), _GENERATORS):
             found[repr(name)] = value
         elif depth < _DEEPEST:
-            left += [(inner, label, depth + 1) for label, inner in _list_parts(value, name)]
+            with contextlib.suppress(Exception):  # reading an attribute may run code of the object, such as a property
+                left += [(inner, label, depth + 1) for label, inner in _list_parts(value, name)]
     return found
 
 
