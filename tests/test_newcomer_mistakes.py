@@ -149,6 +149,15 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "itself.",
         ),
         (
+            "ds + ds",
+            "Write `bushel.MapDataset.concatenate([a, b])` for one dataset after the other, or "
+            "`bushel.MapDataset.mix([a, b])` for a mixture.",
+        ),
+        (
+            "bushel.load(ds, batch_size=4, shuffle=True)",
+            "Shuffling requires a seed. Write `shuffle=True, seed=0`.",
+        ),
+        (
             "ds.state_dict()",
             "A MapDataset has no `state_dict`. An iterator has the position: `it = iter(ds)`, then `it.get_state()`.",
         ),
