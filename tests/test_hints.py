@@ -8,6 +8,7 @@ import inspect
 import io
 import operator
 import pickle
+import pydoc
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -110,18 +111,31 @@ def test_the_errors_are_those_that_python_raises():
         lambda: bushel.view(lambda: 3),
         lambda: jit.ArraySource(ten()),
         lambda: pickle.dumps(iter(ten())),
+        lambda: iter(ten()).set_state(),  # type: ignore[call-arg]
+        lambda: iter(ten()).get_state(3),  # type: ignore[call-arg]
+        lambda: iter(ten()).close(1),  # type: ignore[call-arg]
+        lambda: iter(ten()).__next__(1),  # type: ignore[call-arg]
+        lambda: ten().__getitem__(),  # type: ignore[call-arg]
+        lambda: ten().to_iter_dataset().__iter__(1),  # type: ignore[call-arg]
     ],
 )
 def test_python_says_the_public_names(wrong):
     with pytest.raises(TypeError) as caught:
         wrong()
-    assert "Pipeline" not in str(caught.value) and "Meta" not in str(caught.value)
+    assert not any(name in str(caught.value) for name in ("Pipeline", "Cursor", "Meta"))
+
+
+def test_help_shows_the_public_names():
+    for value in (ten(), ten().to_iter_dataset(), iter(ten())):
+        page = pydoc.plain(pydoc.render_doc(value))
+        assert "Pipeline" not in page and "_Cursor" not in page
 
 
 def test_a_dataset_and_its_class_show_the_public_names():
     for value, name in ((ten().map(str), "MapDataset"), (ten().to_iter_dataset(), "IterDataset")):
         assert repr(type(value)) == f"<class 'bushel.{name}'>" and type(value).__name__ == name
     assert type(iter(ten())).__name__ == "DatasetIterator"
+    assert repr(type(iter(ten()))) == "<class 'bushel.iterator.DatasetIterator'>"
 
 
 def test_datasets_are_pickled_and_copied_as_before():

@@ -105,9 +105,13 @@ def test_the_length_of_a_stream_is_the_number_of_its_elements(length, steps):
 
 def test_an_endless_stream_has_no_length():
     """So that a bar of tqdm around it counts, and shows no number of batches that never comes. A MapDataset without end
-    has `sys.maxsize` elements, as in Grain."""
+    has `sys.maxsize` elements, as in Grain, but tqdm gets no total."""
     ds = MapDataset.range(3).repeat()
-    assert len(ds) == sys.maxsize
+    assert len(ds) == sys.maxsize and len(ds.batch(2)) > 2**32
+    for endless in (ds, ds.batch(2)):
+        bar = tqdm.tqdm(endless, file=io.StringIO())
+        assert bar.total is None and next(iter(bar)) is not None
+    assert tqdm.tqdm(MapDataset.range(3).repeat(4), file=io.StringIO()).total == 12
     stream = ds.to_iter_dataset()
     for endless in (
         stream,

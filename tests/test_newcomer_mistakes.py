@@ -149,6 +149,15 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "itself.",
         ),
         (
+            "ds + ds",
+            "Write `bushel.MapDataset.concatenate([a, b])` for one dataset after the other, or "
+            "`bushel.MapDataset.mix([a, b])` for a mixture.",
+        ),
+        (
+            "bushel.load(ds, batch_size=4, shuffle=True)",
+            "Shuffling requires a seed. Write `shuffle=True, seed=0`.",
+        ),
+        (
             "ds.state_dict()",
             "A MapDataset has no `state_dict`. An iterator has the position: `it = iter(ds)`, then `it.get_state()`.",
         ),
@@ -600,8 +609,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "bushel.view(5)",
-            "The viewer shows datasets, loaders and sources; got int. Name a dataset, or a function without "
-            "arguments that returns one.",
+            "A dataset, a loader or a source is needed, got int. Name one, or a function without arguments that "
+            "returns one.",
         ),
         (
             'bushel.view("folder/empty")',

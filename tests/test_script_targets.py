@@ -13,7 +13,7 @@ import pytest
 
 from bushel import cli
 from bushel.view.scripts import load_object, show_target
-from bushel.view.targets import open_session
+from bushel.view.targets import as_dataset, open_session
 
 SCRIPT = '''
 """A program that somebody wrote without a thought of Bushel's commands: arguments, data and training at the top."""
@@ -232,6 +232,111 @@ def test_a_script_that_needs_arguments_says_how_to_pass_them(tmp_path, capsys):
     before = sys.argv
     assert cli.main(["inspect", f"{tmp_path}/strict.py:ds", "--", "here"]) == 0
     assert capsys.readouterr().out.startswith("here\n") and sys.argv is before
+
+
+SHAPES_OF_SCRIPTS = """
+import bushel
+
+class Records:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, position):
+        return position
+
+def both():
+    ds = bushel.MapDataset.range(10)
+    return ds[:8], ds[8:]
+
+def by_name():
+    return dict(zip(("train", "validation"), both()))
+
+def rows():
+    yield {"x": 1}
+
+def count():
+    return 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "both",
+            "This tuple holds several datasets. Name one of them: a variable, or a function such as "
+            "`def make_train(): return make_datasets()[0]`.",
+        ),
+        ("by_name", "This dict holds several datasets. Name one of them: a variable, or a function such as `def make"),
+        ("rows", "got generator. Write `bushel.experimental.IterableIterDataset(function)` for a function that"),
+        ("count", "A dataset, a loader or a source is needed, got int. Name one, or a function without arguments"),
+    ],
+)
+def test_a_function_that_returns_something_else(name, message, tmp_path, capsys):
+    (tmp_path / "train.py").write_text(SHAPES_OF_SCRIPTS)
+    for command in ("inspect", "stats", "bench", "report", "view"):
+        assert cli.main([command, f"{tmp_path}/train.py:{name}"]) == 1, command
+        assert message in capsys.readouterr().err
+
+
+def test_a_class_of_records_is_made(tmp_path):
+    """A class that is a source is called, as a function that returns one."""
+    (tmp_path / "train.py").write_text(SHAPES_OF_SCRIPTS)
+    assert list(as_dataset(load_object(f"{tmp_path}/train.py:Records"))) == [0, 1, 2]
+
+
+def test_arguments_of_the_script_without_dashes_are_explained(script, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["stats", f"{script}:train", "--batch", "8", "--api-key=abcdef"])
+    said = capsys.readouterr().err
+    assert "unrecognized arguments: --batch 8 --api-key=" in said and "abcdef" not in said
+    assert f"stand behind two dashes: bushel stats {script}:train -- --batch 8 --api-key=..." in said
+    with pytest.raises(SystemExit):
+        cli.main(["stats", "data.npy", "--batch", "8"])
+    assert "two dashes" not in capsys.readouterr().err
+    assert not (script.parent / "runs.txt").exists()
+
+
+def test_names_of_files_and_modules_that_are_not_there(script, tmp_path, capsys):
+    assert cli.main(["inspect", "project/trian.py:train"]) == 1
+    assert capsys.readouterr().err == "bushel: project/trian.py does not exist. Did you mean project/train.py?\n"
+    assert cli.main(["inspect", "projekt.train:train"]) == 1
+    assert capsys.readouterr().err == (
+        f"bushel: No module named 'projekt': it is neither in {tmp_path} nor installed. Of a file, name the path: "
+        "path/to/train.py:make_dataset\n"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:can't resolve package:ImportWarning")  # of the relative import, as in `python`
+def test_a_script_of_a_package_is_named_as_a_module(tmp_path, monkeypatch, capsys):
+    (tmp_path / "robot_data").mkdir()
+    (tmp_path / "robot_data" / "sizes.py").write_text("SIZE = 3\n")
+    (tmp_path / "robot_data" / "train.py").write_text(
+        "from .sizes import SIZE\nimport bushel\nds = bushel.MapDataset.range(SIZE)\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["stats", "robot_data/train.py:ds"]) == 1
+    way_out = f"Go to {tmp_path} and name the module: robot_data.train:make_dataset"
+    assert way_out in capsys.readouterr().err
+    assert cli.main(["stats", "robot_data.train:ds"]) == 0
+
+
+def test_a_name_with_a_space_can_be_copied(tmp_path, capsys):
+    (tmp_path / "my train.py").write_text("ds = [1, 2]\ndef f(): return ds\n")
+    assert cli.main(["view", f"{tmp_path}/my train.py"]) == 0
+    assert f"Name one: bushel view '{tmp_path}/my train.py:f'" in capsys.readouterr().out
+
+
+def test_long_steps_are_broken_into_lines(tmp_path, capsys):
+    fields = ", ".join(f"'entry_{n}': np.zeros({n})" for n in range(1, 20))
+    (tmp_path / "wide.py").write_text(
+        f"import bushel, numpy as np\ndef widen(n): return dict({{{fields}}})\n"
+        "ds = bushel.MapDataset.range(3).map(widen).batch(2)\n"
+    )
+    assert cli.main(["inspect", f"{tmp_path}/wide.py:ds"]) == 0
+    listed = capsys.readouterr().out
+    assert "entry_19" in listed and max(map(len, listed.splitlines())) <= 120
 
 
 def test_arguments_without_a_script_are_refused(tmp_path, capsys):

@@ -209,7 +209,8 @@ def _members(cls: type, described_base: type):
             if name in seen:
                 continue
             seen.add(name)
-            special = name in SPECIAL and getattr(value, "__doc__", None)
+            # Not what only explains why a class has no such method (`hints.Unsupported`): autodoc cannot read it.
+            special = name in SPECIAL and callable(value) and value.__doc__
             documented = inspect.isroutine(value) or isinstance(value, property | staticmethod | classmethod)
             if special or (_is_public(name) and (documented or _is_enum_member(cls, name))):
                 yield name

@@ -613,7 +613,7 @@ class IterPipeline(IterDataset[T_co]):
     def _parents(self) -> tuple[Any, ...]:
         return tuple(wrap(parent) for parent in self._node.parents)
 
-    def __iter__(self) -> PipelineIterator[T_co]:
+    def __iter__(self) -> DatasetIterator[T_co]:
         return PipelineIterator(self._node)
 
     @property

@@ -210,7 +210,7 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
             self.close()
 
 
-@hints.show_as("DatasetIterator")
+@hints.show_as("DatasetIterator", is_pickled=False)
 class _CursorIterator(DatasetIterator[T_co]):
     """An iterator over the elements of a cursor. After an error it is where it was before, so `next` tries again."""
 
@@ -336,7 +336,7 @@ class _CursorIterator(DatasetIterator[T_co]):
             self._cursor.set_next_index(index)
 
 
-@hints.show_as("DatasetIterator")
+@hints.show_as("DatasetIterator", is_pickled=False)
 class PipelineIterator(_CursorIterator[T_co]):
     """The iterator of a stream node."""
 

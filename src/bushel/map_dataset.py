@@ -6,6 +6,7 @@ import abc
 import builtins
 import functools
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeGuard, TypeVar, overload
 
@@ -198,6 +199,12 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
     """
 
     _stats = Stats()
+
+    if not TYPE_CHECKING:  # a type checker reports it
+        __add__ = hints.Unsupported(
+            "Write `bushel.MapDataset.concatenate([a, b])` for one dataset after the other, or "
+            "`bushel.MapDataset.mix([a, b])` for a mixture."
+        )
 
     def __init__(self, parents: MapDataset[Any] | Sequence[MapDataset[Any]] = ()):
         self._parents = (parents,) if isinstance(parents, MapDataset) else tuple(parents)
@@ -781,7 +788,11 @@ class MapPipeline(MapDataset[T_co]):
         return tuple(wrap(parent) for parent in self._node.parents)
 
     def __len__(self) -> int:
-        return self._node.length
+        length = self._node.length
+        if checks.is_endless(length) and sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] == "tqdm":
+            # tqdm(ds.repeat()) asks for a total, which it would show, with a time left of 10**12 hours.
+            raise TypeError("This dataset has no end, so a progress bar has no total.")
+        return length
 
     @overload
     def __getitem__(self, index: int) -> T_co: ...

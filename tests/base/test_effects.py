@@ -195,3 +195,16 @@ def test_objects_in_arrays_are_not_known():
     assert not reading.proves([{"b": np.array([Strange()], object)}])
     assert not reading.proves([{"b": np.zeros(2)}, {"b": np.ma.masked_array([1, 2])}])
     assert reading.proves([{"b": np.zeros(2), "inner": {"c": [1, (2, np.zeros(1))]}}, None])
+
+
+def test_an_object_beside_the_argument_is_not_asked_for_its_class():
+    """Its `__class__` may be code that raises or writes."""
+
+    class Closed:
+        def __getattribute__(self, name):
+            raise RuntimeError(name)
+
+    strange = Closed()
+    reading = find_reading(lambda x: (strange is None) + x)
+    assert reading is not None and not reading.proves([1])
+    assert list(bushel.MapDataset.range(2).map(lambda x: (strange is None) + x)) == [0, 1]

@@ -174,6 +174,7 @@ def test_an_element_that_fails_leads_to_its_record(open_page, stream):
     links = page.locator(".records button").all_inner_texts()
     assert links[-1] == "Where it comes from"
     assert sorted(links[:-1]) == sorted(f"record {one.record}" for one in ds.explain(failing).records)
+    assert page.locator(".records").inner_text().startswith(f"Made of {', '.join(links[:-1])} of ")
     assert links[0] == "record 11" and page.locator(".records .named").all_inner_texts() == ["record 11"]
     page.locator(".records button").first.click()
     wait_for(page, 11)

@@ -49,6 +49,8 @@ def test_a_slow_element_shows_at_once_that_it_is_being_made(open_page):
     assert gate.entered.wait(120)
     page.wait_for_selector("#sign .spinner")
     assert "Reading element 3" in page.locator("#sign").inner_text()
+    sign, controls = (page.locator(place).bounding_box() for place in ("#sign", ".controls"))
+    assert sign["y"] > controls["y"] + controls["height"]  # what the user needs to go on is not covered
     page.wait_for_function("() => document.querySelector('#sign .step-now').textContent.includes('decode')")
     shown = page.locator("#sign .step-now").inner_text()
     assert shown == f"map(decode), line {line_of(decode, 'gate.wait()')} of test_signs_of_life.py"

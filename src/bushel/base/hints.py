@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -398,20 +399,29 @@ def list_names(value: Any) -> list[str]:
     return [name for name in object.__dir__(value) if not name.startswith("__") or hasattr(value, name)]
 
 
-def show_as(name: str) -> Callable[[C], C]:
+def show_as(name: str, *, is_pickled: bool = True) -> Callable[[C], C]:
     """Gives a private class the name of the public one whose instances it makes, as messages of Python show it.
 
-    Its qualified name, by which it is pickled, stays.
+    The qualified name of the class stays if it is pickled, since pickle looks it up by this name.
 
     >>> @show_as("MapDataset")
-    ... class Pipeline: ...
+    ... class Pipeline:
+    ...     def close(self): ...
     >>> Pipeline() + 1
     Traceback (most recent call last):
     TypeError: unsupported operand type(s) for +: 'MapDataset' and 'int'
+    >>> Pipeline().close(1)
+    Traceback (most recent call last):
+    TypeError: MapDataset.close() takes 1 positional argument but 2 were given
     """
 
     def rename(kind: C) -> C:
         kind.__name__ = name
+        if not is_pickled:
+            kind.__qualname__ = name
+        for method in vars(kind).values():
+            if isinstance(method, types.FunctionType):
+                method.__qualname__ = f"{name}.{method.__name__}"
         return kind
 
     return rename

@@ -15,7 +15,14 @@ from bushel.cli.parser import Parser, secrets_of_words
 from bushel.cli.reencode import add_reencode
 from bushel.cli.report import add_report
 from bushel.cli.run_program import add_run
-from bushel.cli.script_target import SCRIPT_COMMANDS, become_program, list_names, resolve_paths, split_arguments
+from bushel.cli.script_target import (
+    SCRIPT_COMMANDS,
+    become_program,
+    explain_unknown,
+    list_names,
+    resolve_paths,
+    split_arguments,
+)
 from bushel.cli.stats import add_stats
 from bushel.cli.view import add_view
 
@@ -32,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add_command in COMMANDS:
         add_command(commands)
-    options = parser.parse_args(own_words)
+    options, unknown = parser.parse_known_args(own_words)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{explain_unknown(options, unknown)}")
     options.script_arguments = script_arguments
     try:
         if options.command in SCRIPT_COMMANDS:

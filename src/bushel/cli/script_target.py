@@ -25,6 +25,17 @@ def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:place]), list(words[place + 1 :])
 
 
+def explain_unknown(options: argparse.Namespace, unknown: Sequence[str]) -> str:
+    """What to add to an error about words that a command does not know: they may be meant for its script."""
+    from bushel.view.scripts import is_python_target, is_script, show_target  # here: `bushel --help` does not need it
+
+    target = getattr(options, "target", None) or ""
+    if options.command not in SCRIPT_COMMANDS or not (is_script(target) or is_python_target(target)):
+        return ""
+    words = show_target(target, unknown)
+    return f"\nArguments of the script stand behind two dashes: bushel {options.command} {words}"
+
+
 def become_program(target: str | None) -> None:
     """Lets a script find in this process what it finds under `python train.py`: its folder, and itself as `__main__`.
 

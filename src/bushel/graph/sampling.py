@@ -87,7 +87,7 @@ class IndexSampler:
         self._shuffle = bool(shuffle)
         self._num_epochs = None if num_epochs is None else checks.positive(num_epochs, "num_epochs")
         if shuffle and seed is None:
-            raise ValueError("Shuffling requires a seed: IndexSampler(..., shuffle=True, seed=0).")
+            raise ValueError("Shuffling requires a seed. Write `shuffle=True, seed=0`.")
         self._seed = None if seed is None else checks.seed(seed, what="seed", below=1 << 32)
         self._first, end = even_split(self.num_records, shard_options)
         self.shard_size = end - self._first

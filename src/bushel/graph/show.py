@@ -40,7 +40,11 @@ class Description:
     """For each step: the call, the number of elements, and the shapes of an element; "" where one is not known."""
 
     def __repr__(self) -> str:
-        return tables.as_text(_HEAD, self._shorten(), left=3, width=tables.find_width())
+        return self.as_text(tables.find_width())
+
+    def as_text(self, width: int) -> str:
+        """The table, with long cells broken where it is wider than `width`."""
+        return tables.as_text(_HEAD, self._shorten(), left=3, width=width)
 
     def _shorten(self) -> list[tuple[str, str, str]]:
         """The rows, without the shapes of an element where they are long and those of the row before."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from bushel.base import tables
 from bushel.engine.figures import format_size
+from bushel.graph import show
 from bushel.inspection.facts import Facts, FileFacts, Histogram
 
 _MOST_FILES = 12
@@ -23,15 +24,16 @@ def describe(facts: Facts, *, width: int | None = None) -> str:
       width: of the terminal, in columns; by default that of this one.
     """
     columns = width or shutil.get_terminal_size().columns
-    return "\n\n".join(filter(None, _list_parts(facts, columns))) + "\n"
+    return "\n\n".join(filter(None, _list_parts(facts, columns, width))) + "\n"
 
 
-def _list_parts(facts: Facts, columns: int) -> Iterator[str]:
+def _list_parts(facts: Facts, columns: int, width: int | None) -> Iterator[str]:
     yield "\n".join([facts.target, *_list_lines(facts)])
     if facts.splits:
         yield tables.as_text(("split", facts.unit), [(name, f"{count:,}") for name, count in facts.splits.items()])
     if facts.steps:
-        yield tables.as_text(("step", "length", "element"), [tuple(step.values()) for step in facts.steps], left=3)
+        steps = show.Description(tuple((step["step"], step["length"], step["element"]) for step in facts.steps))
+        yield steps.as_text(width or tables.find_width())
     if facts.schema:
         rows = [(column.name or "(the array)", column.type, column.note) for column in facts.schema[:_MOST_COLUMNS]]
         text = tables.as_text(("entry", "type", ""), [_cut(row, columns) for row in rows], left=3)

@@ -101,7 +101,8 @@ def load_object(target: str, arguments: Sequence[str] = ()) -> Any:
                     )
                 raise ValueError(f"{place} has no {name!r}. {_suggest(part, value)}")
             value = getattr(value, part)
-        if callable(value) and not isinstance(value, _DATASETS) and not hasattr(value, "__getitem__"):
+        is_source = isinstance(value, _DATASETS) or (hasattr(value, "__getitem__") and not isinstance(value, type))
+        if callable(value) and not is_source:
             _check_no_arguments(target, value)
             value = _call(value, target, arguments)
             if value is None:
@@ -120,7 +121,10 @@ def run_script(path: str, target: str, arguments: Sequence[str] = ()) -> types.M
     """
     file = Path(path).resolve()
     if not file.is_file():
-        raise FileNotFoundError(f"{path} does not exist.")
+        near = [each.name for each in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        close = difflib.get_close_matches(file.name, near, 1)
+        suggested = f" Did you mean {os.path.join(os.path.dirname(path), close[0])}?" if close else ""
+        raise FileNotFoundError(f"{path} does not exist.{suggested}")
     if sys.path[:1] != [str(file.parent)]:
         sys.path.insert(0, str(file.parent))
     module = types.ModuleType(_choose_name(str(file)))
@@ -134,7 +138,15 @@ def run_script(path: str, target: str, arguments: Sequence[str] = ()) -> types.M
         module.__spec__ = importlib.machinery.ModuleSpec("__main__", None)
         sys.modules["__main__"] = module
     code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
-    _call(lambda: exec(code, module.__dict__), target, arguments)
+    try:
+        _call(lambda: exec(code, module.__dict__), target, arguments)
+    except ImportError as error:
+        if "attempted relative import" in str(error):
+            error.add_note(
+                f"A script has no package, as under `python {shlex.quote(path)}`. Go to {file.parent.parent} and name "
+                f"the module: {file.parent.name}.{file.stem}:make_dataset"
+            )
+        raise
     return module
 
 
@@ -164,7 +176,7 @@ def list_script(path: str, command: str, arguments: Sequence[str] = ()) -> str:
     return (
         f"{show_target(path, arguments)} has these datasets and functions:\n\n"
         f"{tables.as_text(('name', 'what it is'), rows, left=2)}\n\n"
-        f"Name one: bushel {command} {path}:{usable[0]}{more}"
+        f"Name one: bushel {command} {shlex.quote(f'{path}:{usable[0]}')}{more}"
     )
 
 
@@ -190,7 +202,7 @@ def _call(function: Callable[[], Any], target: str, arguments: Sequence[str]) ->
         way_out = (
             f"Its arguments were {_show_arguments(arguments)}."
             if arguments
-            else f"If it needs arguments, pass them behind two dashes: {target} -- --batch 8"
+            else f"If it needs arguments, pass them behind two dashes: {shlex.quote(target)} -- --batch 8"
         )
         raise ValueError(
             f"{place} ended the program itself (exit code {end.code or 0}), so there is no dataset. {way_out}"
@@ -208,7 +220,16 @@ def _choose_name(file: str) -> str:
 def _import_module(name: str) -> types.ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # an import inside the module
+        raise ModuleNotFoundError(
+            f"No module named {error.name!r}: it is neither in {os.getcwd()} nor installed. Of a file, name the path: "
+            f"path/to/{name.rpartition('.')[2]}.py:make_dataset",
+            name=error.name,
+        ) from None
 
 
 def _suggest(name: str, owner: Any) -> str:

@@ -136,12 +136,25 @@ def as_dataset(given: Any, split: str | None = None) -> Any:
         return MapDataset.source(given.episodes(split or "all"))
     if isinstance(given, (DataLoader, PipelineIterator)):
         return wrap(given._node)
-    if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-        return MapDataset.source(given)
+    _check_one(given)
+    if hasattr(given, "__iter__") or (hasattr(given, "__getitem__") and hasattr(given, "__len__")):
+        return MapDataset.source(given)  # refuses iterables without positions, and says what to write
     raise TypeError(
-        f"The viewer shows datasets, loaders and sources; got {type(given).__name__}. Name a dataset, or a function "
-        "without arguments that returns one."
+        f"A dataset, a loader or a source is needed, got {type(given).__name__}. Name one, or a function without "
+        "arguments that returns one."
     )
+
+
+def _check_one(given: Any) -> None:
+    """Refuses several datasets in one object, such as `return train, validation`: they are not records."""
+    parts = given if isinstance(given, Mapping) else dict(enumerate(given)) if isinstance(given, (tuple, list)) else {}
+    kinds = (MapDataset, IterDataset, DataLoader, PipelineIterator, TrajectoryDataset, TrajectoryLoader)
+    for key, part in parts.items():
+        if isinstance(part, kinds):
+            raise TypeError(
+                f"This {type(given).__name__} holds several datasets. Name one of them: a variable, or a function such "
+                f"as `def make_train(): return make_datasets()[{key!r}]`."
+            )
 
 
 def load_tokenizer(tokenizer: Any) -> Any:

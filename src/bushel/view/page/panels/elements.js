@@ -144,9 +144,9 @@ export function render(element, api, info) {
     const names = (one) => new RegExp(`record ${one.at}(?![0-9])`).test(message);
     links.sort((a, b) => names(b) - names(a));
     if (!links.length) return;
-    target.append("Made of ", ...links.slice(0, RECORDS).flatMap((one) => [
-      h("button", { class: names(one) ? "link named" : "link", title: one.call, onclick: () => go({ step: one.step, index: one.at, row: null, skips: null }) }, `record ${count(one.at)}`), " "]),
-      h("span", { class: "quiet" }, calls.length === 1 ? `of ${calls[0].slice(0, 60)}. ` : ". "),
+    target.append("Made of ", ...links.slice(0, RECORDS).flatMap((one, place) => [place ? ", " : "",
+      h("button", { class: names(one) ? "link named" : "link", title: one.call, onclick: () => go({ step: one.step, index: one.at, row: null, skips: null }) }, `record ${count(one.at)}`)]),
+      h("span", { class: "quiet" }, `${links.length > RECORDS ? ` and ${count(links.length - RECORDS)} more` : ""}${calls.length === 1 ? ` of ${calls[0].slice(0, 60)}` : ""}. `),
       h("button", { class: "link", onclick: () => go({ panel: "origin" }) }, "Where it comes from"));
   }
 
