@@ -10,6 +10,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -67,3 +68,27 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BUSHEL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def constants_for_digests() -> Iterator[None]:
+    """Refuse a test in which a private name of ours has reached a digest: `in_states` gives the class a constant."""
+    state_names = sys.modules.get("bushel.base.state_names")
+    if state_names is not None:
+        state_names.unnamed.clear()
+    yield
+    state_names = sys.modules.get("bushel.base.state_names")
+    private = set() if state_names is None else {name for name in state_names.unnamed if not is_exported(name)}
+    assert not private, f"These names of ours reach a digest without a constant: {sorted(private)}."
+
+
+def is_exported(name: str) -> bool:
+    """Whether a public module exports the class or function with this full name, under its last part."""
+    module, _, last = name.rpartition(".")
+    value = getattr(sys.modules.get(module), last, None)
+    exporting = [
+        found
+        for name, found in list(sys.modules.items())
+        if name.partition(".")[0] == "bushel" and last in getattr(found, "__all__", ())
+    ]
+    return value is not None and any(getattr(found, last) is value for found in exporting)

@@ -17,6 +17,7 @@ from bushel.base.hints import explains_arguments, show_as
 from bushel.base.install import install_command
 from bushel.base.lazy import Lazy
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions
+from bushel.base.state_names import in_states
 from bushel.base_dataset import (
     Dataset,
     DatasetMeta,
@@ -108,6 +109,7 @@ class _IterDatasetMeta(DatasetMeta):
         return IterPipeline(ordered.MixStream(parts, integers, keys))
 
 
+@in_states("IterDataset")
 class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
     """A dataset that is read in order. Its iterators can be saved and restored.
 

@@ -11,6 +11,7 @@ from typing import Any
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile, StateMismatch
+from bushel.base.state_names import in_states
 from bushel.graph.cursors import Cursor, Mark, Over
 from bushel.graph.skips import SkipNote, Skips, collect_skips, collect_then_count, count_collected
 from bushel.graph.state_fields import State, read_count, read_field
@@ -18,6 +19,7 @@ from bushel.graph.stores import Elements, Kept, Recording, Store
 from bushel.graph.streams import OneParent, Opener, Ordered
 
 
+@in_states("cache")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cache(OneParent, Ordered):
     """The parent's elements, which are kept once they were read to the end.

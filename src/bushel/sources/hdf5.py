@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.index import words
 from bushel.sources import file_access
 from bushel.sources.array_stores import ArrayFormat, ArraySource
@@ -24,6 +25,7 @@ _ENDINGS = (".h5", ".hdf5")
 _CHECKSUM_BYTES = 4
 
 
+@in_states("HDF5DataSource")
 class HDF5DataSource(ArraySource):
     """Datasets of HDF5 files: a record is a dict with one entry of each dataset, by its path inside the file.
 

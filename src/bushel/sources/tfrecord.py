@@ -20,6 +20,7 @@ import numpy as np
 from bushel.base import checks, redact, sealed
 from bushel.base.errors import DamagedFile
 from bushel.base.progress import Progress
+from bushel.base.state_names import in_states
 from bushel.sources import crc
 from bushel.sources.crc import Checksum, mask
 from bushel.sources.local_files import File, LocalFile
@@ -40,6 +41,7 @@ def frame_record(record: bytes, crc32c: Checksum) -> bytes:
     return b"".join((length, struct.pack("<I", mask(crc32c(length))), record, struct.pack("<I", mask(crc32c(record)))))
 
 
+@in_states("TFRecordDataSource")
 class TFRecordDataSource(RecordSource):
     """Records of TFRecord files as bytes, at any position.
 

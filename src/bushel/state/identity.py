@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from bushel.base.following import is_own
+from bushel.base.state_names import find_name, name_of, rename_keys
 from bushel.base.transforms import show_value
 from bushel.graph.custom import Custom
 from bushel.graph.leaves import Source
@@ -167,7 +168,7 @@ def _own_part(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Examinat
         return _part_of_records(node, memo)
     parameters: dict[str, Any] = {}
     functions: dict[str, Examination] = {}
-    for name, value in node.parameters().items():
+    for name, value in rename_keys(type(node), node.parameters()).items():
         if _is_function(name, value):
             parameters[name] = _name_function(value)
             known = memo.functions.get(id(value))
@@ -180,9 +181,9 @@ def _own_part(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Examinat
     if node.own_class is not None:
         functions["class"] = examine(node.own_class, memo=memo)
     own_source = node.own_class is not None and not node.parents
-    values = examine(node.family or type(node).__name__, parameters, memo=memo, sampled=own_source, name="parameters")
+    values = examine(name_of(type(node)), parameters, memo=memo, sampled=own_source, name="parameters")
     if own_source and callable(own := getattr(cast(Custom, node).dataset, "fingerprint", None)):
-        values = examine(type(node).__name__, own(), memo=memo, name="fingerprint")
+        values = examine(name_of(type(node)), own(), memo=memo, name="fingerprint")
     return node.call(), values.digest, _with_details(functions), {**functions, "parameters": values}
 
 
@@ -191,7 +192,7 @@ def _part_of_records(node: Records, memo: Memo) -> tuple[str, str, str, dict[str
     seen: dict[str, Examination] = {}
     iterable = getattr(node.source, "iterable", None)
     attributes = _list_attributes(iterable) if iterable is not None and not callable(iterable) else []
-    values = [node.family or type(node).__name__, node.parameters(), *attributes]
+    values = [name_of(type(node)), node.parameters(), *attributes]
     data = examine(*values, sampled=True, memo=memo, name="data")
     seen["data"] = data
     if callable(iterable):
@@ -210,7 +211,7 @@ def _examine_code_of_source(source: Any, memo: Memo) -> Examination | None:
 def _name_function(value: Any) -> str:
     while not hasattr(value, "__qualname__") and callable(getattr(value, "func", None)):
         value = value.func  # of a partial
-    return getattr(value, "__qualname__", type(value).__qualname__)
+    return find_name(value) or getattr(value, "__qualname__", None) or name_of(type(value))
 
 
 _DETAIL = ";"
@@ -246,10 +247,10 @@ def fingerprint(source: Any) -> Any:
     """What tells the data of a source from other data, without reading all of it."""
     own = getattr(source, "fingerprint", None)
     if callable(own):
-        return [type(source).__name__, own()]
+        return [_name_source(source), own()]
     if isinstance(source, (list, tuple, dict, str, bytes, range, np.ndarray)):
         return source
-    known = [type(source).__name__, len(source)]
+    known = [_name_source(source), len(source)]
     if is_hugging_face(source) and (values := _read_hugging_face(source, most_bytes=_SMALL_BYTES)) is not None:
         known.append(values)
     own_text = [] if type(source).__repr__ is object.__repr__ else [show_value(source)]
@@ -257,6 +258,10 @@ def fingerprint(source: Any) -> Any:
     if not isinstance(paths, (str, list, tuple)):
         return known + own_text + _list_attributes(source)
     return [*known, file_fingerprint(paths), *(_without_folders(text, paths) for text in own_text)]
+
+
+def _name_source(source: Any) -> str:
+    return find_name(type(source)) or type(source).__name__
 
 
 def _list_attributes(source: Any) -> list[Any]:
@@ -279,7 +284,7 @@ def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
     They are known from a `fingerprint()`, from values in memory, and from a class of the user's own whose attributes
     are values in memory, if its code reads nothing else.
     """
-    name = type(subject).__name__
+    name = _name_source(subject)
     in_full = getattr(subject, "fingerprint_in_full", None)
     if isinstance(subject, IterableStream):
         return _examine_iterable(subject, memo)
@@ -299,11 +304,12 @@ def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
         if all(isinstance(version, list) for version in versions):
             return examine(fingerprint(subject), memo=memo, name="files"), ""
     # Taken apart here, so that what a dataset of one's own keeps for Bushel does not count.
-    attributes = {key: value for key, value in attributes_of(subject).items() if key not in ("_parents", "_node")}
+    attributes = attributes_of(subject)
     own_class = type(subject) if is_own(type(subject)) else None
     found = examine(name, attributes, memo=memo, name=name, class_of=own_class)
     if not is_own(type(subject)):
-        return found, f"{type(subject).__module__.partition('.')[0]}.{name} has no fingerprint"
+        kind = type(subject)
+        return found, f"{kind.__module__.partition('.')[0]}.{kind.__name__} has no fingerprint"
     return found, _find_problem(found)
 
 
@@ -442,9 +448,9 @@ def _describe_dataset(value: Any) -> Any:
     node = getattr(value, "_node", None)
     if isinstance(node, Node) and not hasattr(type(value), "__next__"):
         return _without_calls(identify(node))
-    if type(value).__module__.startswith("bushel.sources.") and callable(getattr(value, "fingerprint", None)):
+    if (name := find_name(type(value))) is not None and callable(getattr(type(value), "fingerprint", None)):
         in_full = getattr(value, "fingerprint_in_full", value.fingerprint)
-        return [type(value).__name__, in_full()]
+        return [name, in_full()]
     return None
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bushel.base import checks
+from bushel.base.state_names import in_states
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_text, is_traced, running_max, take_rows
 
@@ -390,6 +391,7 @@ def allocate_threads(n: int | None, weights: ArrayLike, *, compat: str | None = 
     return given
 
 
+@in_states("filter_success_droid")
 def filter_success_droid(trajectory: Mapping[str, Any]) -> bool:
     """Whether the file of a DROID trajectory is in a folder `success`.
 

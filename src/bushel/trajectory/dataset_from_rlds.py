@@ -18,6 +18,7 @@ import numpy as np
 
 from bushel.base import checks, redact
 from bushel.base.options import MultiprocessingOptions
+from bushel.base.state_names import in_states
 from bushel.dataset import MapDataset
 from bushel.sources.paths import expand_path, get_cache_folder, is_url
 from bushel.state.digest import whole_digest
@@ -43,6 +44,7 @@ from bushel.trajectory.table_builder import replace_handles
 _log = logging.getLogger("bushel")
 
 
+@in_states("tolerant_episodes", {"_episodes": "tolerant_episodes.episodes"})
 class _Tolerant:
     """Episodes as a source that returns the exception in place of a damaged episode.
 
@@ -70,6 +72,7 @@ class _Tolerant:
         return self._episodes.fingerprint()
 
 
+@in_states("prepare_episode")
 @dataclasses.dataclass(frozen=True)
 class _Prepare:
     """Filters each raw trajectory and restructures it. The trajectory is None if a filter has removed it."""
@@ -398,6 +401,14 @@ def _add_mask(statistics: Mapping[str, Any], mask: Sequence[bool]) -> dict[str, 
     return {**statistics, "action": {**statistics["action"], "mask": np.array(mask, dtype=bool)}}
 
 
+@in_states(
+    "prepared_trajectories",
+    {
+        "_chosen": "prepared_trajectories.chosen",
+        "_table": "prepared_trajectories.table",
+        "_proprio": "prepared_trajectories.proprio",
+    },
+)
 class _Trajectories:
     """Actions and proprioception of some episodes of a table, for statistics."""
 

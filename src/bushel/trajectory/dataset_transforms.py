@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks
+from bushel.base.state_names import in_states
 from bushel.dataset import MapDataset
 from bushel.trajectory import goal_relabeling, task_augmentation
 from bushel.trajectory.compat import is_faithful
@@ -214,6 +215,7 @@ def _filter_frames(samples: Samples, frame_filter: Callable[[Tree], Any]) -> np.
 # Transforms of frames.
 
 
+@in_states("frame_transforms")
 @dataclasses.dataclass(frozen=True)
 class FrameTransforms:
     """The transform of the images of a frame: a function of the frame and a generator.

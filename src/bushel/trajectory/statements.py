@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.state_names import in_states
 from bushel.sources import paths
 from bushel.trajectory.data_utils import Tree
 from bushel.trajectory.module_spec import Function, identify_function, load_function
@@ -23,6 +24,7 @@ SEPARATOR = "|"
 """Between the keys of a path. Keys of data sets contain "/" and "." themselves."""
 
 
+@in_states("Statements")
 @dataclasses.dataclass(frozen=True)
 class Statements:
     """A `standardize_fn` as data: statements that run in order on a trajectory.

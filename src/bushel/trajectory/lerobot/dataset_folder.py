@@ -24,6 +24,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.sources import file_access, local_files, paths
 from bushel.sources.optional_packages import import_package
 from bushel.sources.parquet_sizes import remember_footer
@@ -40,6 +41,7 @@ _EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 
 
+@in_states("lerobot_feature")
 @dataclasses.dataclass(frozen=True)
 class Feature:
     """A column of the data set.
