@@ -83,12 +83,14 @@ def constants_for_digests() -> Iterator[None]:
 
 
 def is_exported(name: str) -> bool:
-    """Whether a public module exports the class or function with this full name, under its last part."""
-    module, _, last = name.rpartition(".")
-    value = getattr(sys.modules.get(module), last, None)
-    exporting = [
-        found
-        for name, found in list(sys.modules.items())
-        if name.partition(".")[0] == "bushel" and last in getattr(found, "__all__", ())
-    ]
-    return value is not None and any(getattr(found, last) is value for found in exporting)
+    """Whether a public module exports the class or function with this full name; also of what a doctest defines."""
+    module = name.rpartition(".")[0]
+    while module not in sys.modules:
+        module = module.rpartition(".")[0]
+    first, _, rest = name[len(module) + 1 :].partition(".")
+    value = vars(sys.modules[module]).get(first)
+    if value is None:
+        return True  # a doctest has defined it
+    loaded = [found for name, found in list(sys.modules.items()) if name.partition(".")[0] == "bushel"]
+    exporting = [found for found in loaded if first in getattr(found, "__all__", ())]
+    return not rest and any(getattr(found, first) is value for found in exporting)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, sealed, transforms, trees
-from bushel.base.errors import DamagedFile, PipelineNotSent, add_note
+from bushel.base.errors import BushelWarning, DamagedFile, PipelineNotSent, add_note
 from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress
 from bushel.base.state_names import in_states
@@ -235,7 +235,9 @@ def _kept(folder: Folder, name: str, length: int, *, warn: bool = True) -> np.nd
             raise  # a store that may not be read will not be written either
         if warn:
             shown = folder.shown(name)
-            warnings.warn(f"The saved column {shown} cannot be used and is computed again: {error}", stacklevel=2)
+            warnings.warn(
+                f"The saved column {shown} cannot be used and is computed again: {error}", BushelWarning, stacklevel=2
+            )
         return None
 
 

@@ -363,6 +363,7 @@ def _global(indices: Any, shard: ShardOptions) -> Any:
     return epochs.shard(indices, index=shard.shard_index, count=shard.shard_count)
 
 
+@in_states("elastic_with_mask")
 def _with_mask(index: int, batch: Any, *, hosts: _Hosts, start: int) -> tuple[Any, np.ndarray]:
     size = hosts.batch_size // hosts.shard.shard_count
     elements = start + _global(index * size + np.arange(size), hosts.shard)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bushel.base import checks, trees
+from bushel.base.errors import BushelDeprecationWarning
 from bushel.base.records import Record
 from bushel.base.state_names import in_states
 from bushel.graph.loader_ops import BatchRecords
@@ -28,7 +29,7 @@ class Operation(Protocol):
 
 
 def _warn_of_deprecation(name: str) -> None:
-    warnings.warn(f"Please use {name} instead of this operation.", DeprecationWarning, stacklevel=4)
+    warnings.warn(f"Please use {name} instead of this operation.", BushelDeprecationWarning, stacklevel=4)
 
 
 @in_states("MapOperation")

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import DamagedFile, OtherFile
 from bushel.base.state_names import in_states
 from bushel.index import words
 from bushel.sources import file_access
 from bushel.sources.array_stores import ArrayFormat, ArraySource
-from bushel.sources.hdf5_links import OtherFile, check_inside, check_link
+from bushel.sources.hdf5_links import check_inside, check_link
 from bushel.sources.local_files import as_stream, changed_error
 from bushel.sources.optional_packages import import_package
 from bushel.sources.paths import Options, is_url
