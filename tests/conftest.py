@@ -10,6 +10,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -67,3 +68,29 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BUSHEL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def constants_for_digests() -> Iterator[None]:
+    """Refuse a test in which a private name of ours has reached a digest: `in_states` gives the class a constant."""
+    state_names = sys.modules.get("bushel.base.state_names")
+    if state_names is not None:
+        state_names.unnamed.clear()
+    yield
+    state_names = sys.modules.get("bushel.base.state_names")
+    private = set() if state_names is None else {name for name in state_names.unnamed if not is_exported(name)}
+    assert not private, f"These names of ours reach a digest without a constant: {sorted(private)}."
+
+
+def is_exported(name: str) -> bool:
+    """Whether a public module exports the class or function with this full name; also of what a doctest defines."""
+    module = name.rpartition(".")[0]
+    while module not in sys.modules:
+        module = module.rpartition(".")[0]
+    first, _, rest = name[len(module) + 1 :].partition(".")
+    value = vars(sys.modules[module]).get(first)
+    if value is None:
+        return True  # a doctest has defined it
+    loaded = [found for name, found in list(sys.modules.items()) if name.partition(".")[0] == "bushel"]
+    exporting = [found for found in loaded if first in getattr(found, "__all__", ())]
+    return not rest and any(getattr(found, first) is value for found in exporting)

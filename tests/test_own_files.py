@@ -14,9 +14,9 @@ import pytest
 from cases import cases
 from formats import written
 
-from bushel import MapDataset
+from bushel import DamagedFile, MapDataset
 from bushel.base import sealed
-from bushel.sources import DamagedFile, TFRecordDataSource, check_checksums, tfrecord, write_checksums
+from bushel.sources import TFRecordDataSource, check_checksums, tfrecord, write_checksums
 from bushel.testing import same
 from bushel.trajectory import episodes as tables
 from bushel.trajectory import get_dataset_statistics, load_statistics, save_statistics, write_rlds

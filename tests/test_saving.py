@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import bushel
-from bushel import MapDataset
-from bushel.sources import DamagedFile, SavedDataSource, element_records
+from bushel import DamagedFile, MapDataset
+from bushel.sources import SavedDataSource, element_records
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

@@ -29,7 +29,9 @@ GROUPS = {
     "DataLoader": ["DataLoader", "DataLoaderIterator", "load", "IndexSampler", "Sampler", "SequentialSampler",
                    "ShardOptions", "ShardByJaxProcess", "NoSharding", "Record", "RecordMetadata"],
     "Transformations": ["Transformation", "Batch", "MapTransform", "RandomMapTransform"],
-    "Errors": ["StateMismatch", "WorkerDied", "TooManySkipped", "PipelineNotSent"],
+    "Errors": ["BushelError", "StateMismatch", "PositionOutOfRange", "WorkerDied", "WorkerTimeout", "TooManySkipped",
+               "StoppedByUser", "PipelineNotSent", "DamagedFile", "TooLarge", "UnknownFormat", "OtherFile",
+               "SavedByAnotherPipeline", "BushelWarning", "BushelDeprecationWarning"],
 }  # fmt: skip
 """The names of `bushel` by theme. Names that are missing here are listed after them."""
 

@@ -19,6 +19,7 @@ from bushel.base import transforms as tf
 from bushel.base.contract import optional
 from bushel.base.lazy import Lazy
 from bushel.base.options import MultiprocessingOptions, WorkerOptions
+from bushel.base.state_names import in_states
 from bushel.graph import node, show, streams
 from bushel.graph.node import MapNode, Node
 from bushel.graph.streams import StreamNode
@@ -38,6 +39,7 @@ logger = logging.getLogger("bushel")
 _SEED_LIMIT = 1 << 32
 
 
+@in_states("Dataset", {"_parents": None, "_node": None})
 class Dataset(abc.ABC):
     """What MapDataset and IterDataset share. They are its only direct subclasses, which `name_kind` relies on."""
 

@@ -12,15 +12,16 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from bushel.base import checks, sealed, transforms, trees
-from bushel.base.errors import DamagedFile, PipelineNotSent, add_note
+from bushel.base.errors import BushelWarning, DamagedFile, PipelineNotSent, add_note
 from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress
+from bushel.base.state_names import in_states
 from bushel.graph.apply import Map
 from bushel.graph.column_values import Piece, ValueType, join_arrays, sort_arrays
 from bushel.graph.columns import Column, NoneMissing, Part, SortedValues, find_records
@@ -106,7 +107,7 @@ def _pieces(
 
     Gives the first element of each piece, how many it has, and its values.
     """
-    checked = Map(NoneMissing(node.parent), _with_a_value(node), node.vectorized)
+    checked = Map(NoneMissing(node.parent), _WithAValue(node.transform), node.vectorized)
     size = _piece_size(node.length)
     batches = SortedValues(checked, size)
     at, started = begin, time.monotonic()
@@ -136,17 +137,21 @@ def _pieces(
                 raise
 
 
-def _with_a_value(node: Map) -> Callable[[Any], Any]:
-    function = transforms.method(node.transform, transforms.Map, "map")
+@in_states("column_value", {"_transform": "column_value.transform", "_function": None})
+class _WithAValue:
+    """The user's function, which must return a value for each element. In messages it has the name of the function."""
 
-    @functools.wraps(function)
-    def value(element: Any) -> Any:
-        found = function(element)
+    def __init__(self, transform: Any):
+        self._transform = transform
+        self._function = transforms.method(transform, transforms.Map, "map")
+        functools.update_wrapper(self, self._function, updated=())
+
+    def __call__(self, element: Any) -> Any:
+        found = self._function(element)
         if found is None:
-            raise ValueError(f"{transforms.short_name(node.transform)} returned None; a column needs a value for each.")
+            name = transforms.short_name(self._transform)
+            raise ValueError(f"{name} returned None; a column needs a value for each.")
         return found
-
-    return value
 
 
 def _save(folder: Folder, whole: str, parts: str, node: Map, options: WorkerOptions | None, progress: Progress) -> None:
@@ -230,7 +235,9 @@ def _kept(folder: Folder, name: str, length: int, *, warn: bool = True) -> np.nd
             raise  # a store that may not be read will not be written either
         if warn:
             shown = folder.shown(name)
-            warnings.warn(f"The saved column {shown} cannot be used and is computed again: {error}", stacklevel=2)
+            warnings.warn(
+                f"The saved column {shown} cannot be used and is computed again: {error}", BushelWarning, stacklevel=2
+            )
         return None
 
 

@@ -17,6 +17,7 @@ from bushel.base import checks
 from bushel.base.errors import StateMismatch
 from bushel.base.options import DatasetOptions, ReadOptions, WorkerOptions
 from bushel.base.sharding import ShardOptions
+from bushel.base.state_names import in_states
 from bushel.dataset import IterDataset, MapDataset
 from bushel.elastic_streams import ElasticIterDatasetIterator
 from bushel.engine import Report
@@ -306,6 +307,7 @@ class _ElasticMapDatasetIterator(DatasetIterator[Any]):
                 self._iterator.close()
 
 
+@in_states("elastic_hosts")
 @dataclasses.dataclass(frozen=True)
 class _Hosts:
     """Who gets what of the global batches of `length` elements."""
@@ -331,6 +333,7 @@ class _Hosts:
         return -(-left // self.batch_size) if self.pads else left // self.batch_size
 
 
+@in_states("elastic_rows")
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rows(Reindex):
     """Row of a host -> element of the dataset; past the end, the first element of the last batch stands in."""
@@ -360,6 +363,7 @@ def _global(indices: Any, shard: ShardOptions) -> Any:
     return epochs.shard(indices, index=shard.shard_index, count=shard.shard_count)
 
 
+@in_states("elastic_with_mask")
 def _with_mask(index: int, batch: Any, *, hosts: _Hosts, start: int) -> tuple[Any, np.ndarray]:
     size = hosts.batch_size // hosts.shard.shard_count
     elements = start + _global(index * size + np.arange(size), hosts.shard)

@@ -13,10 +13,12 @@ import numpy as np
 
 from bushel.base import checks, hints
 from bushel.base import transforms as tf
+from bushel.base.errors import BushelDeprecationWarning
 from bushel.base.hints import explains_arguments, show_as
 from bushel.base.install import install_command
 from bushel.base.lazy import Lazy
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions
+from bushel.base.state_names import in_states
 from bushel.base_dataset import (
     Dataset,
     DatasetMeta,
@@ -108,6 +110,7 @@ class _IterDatasetMeta(DatasetMeta):
         return IterPipeline(ordered.MixStream(parts, integers, keys))
 
 
+@in_states("IterDataset")
 class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
     """A dataset that is read in order. Its iterators can be saved and restored.
 
@@ -525,7 +528,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         """
         if not isinstance(multiprocessing_options, MultiprocessingOptions):
             return ThreadPrefetchIterDataset(self, prefetch_buffer_size=multiprocessing_options)
-        warnings.warn("Please use `mp_prefetch` instead.", DeprecationWarning, stacklevel=2)
+        warnings.warn("Please use `mp_prefetch` instead.", BushelDeprecationWarning, stacklevel=2)
         return self.mp_prefetch(multiprocessing_options)
 
     @explains_arguments(

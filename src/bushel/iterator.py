@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import functools
+import inspect
 import itertools
 import sys
 import threading
@@ -18,6 +19,7 @@ from bushel.base.contract import optional
 from bushel.base.errors import RowFailed, StateMismatch, remove_our_frames
 from bushel.base.hooks import IteratorContext, Stats
 from bushel.base.options import ReadOptions
+from bushel.base.state_names import in_states
 from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
 from bushel.graph import show
 from bushel.graph.cursors import Cursor
@@ -98,8 +100,14 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
         """
 
     @abc.abstractmethod
-    def set_state(self, state: State) -> None:
+    def set_state(self, state: State, *, check: bool = True) -> None:
         """Goes to a position that `get_state` returned.
+
+        An iterator of your own may leave `check` out, if its states do not say which pipeline has written them.
+
+        Args:
+          state: what `get_state` returned, perhaps after a round trip through JSON.
+          check: False also restores the state of another pipeline, if it has the same entries.
 
         >>> from bushel import MapDataset
         >>> ds = MapDataset.range(10)
@@ -336,6 +344,7 @@ class _CursorIterator(DatasetIterator[T_co]):
             self._cursor.set_next_index(index)
 
 
+@in_states("PipelineIterator")
 @hints.show_as("DatasetIterator", is_pickled=False)
 class PipelineIterator(_CursorIterator[T_co]):
     """The iterator of a stream node."""
@@ -428,14 +437,31 @@ class ThreadPrefetchDatasetIterator(_CursorIterator[T_co]):
         cursor = IteratorCursor(parent)
         parents = [parent] if isinstance(parent, DatasetIterator) else []
         super().__init__(ThreadedCursor(cursor, size) if size else cursor, parents)
+        self._pulled: Any = parent
 
     def get_state(self) -> State:
         with self._lock:
             return copy.deepcopy(self._position())
 
-    def set_state(self, state: State) -> None:
+    def set_state(self, state: State, *, check: bool = True) -> None:
         with self._lock:
+            if not check:
+                self._move_to(self._position())  # ends the thread, which would read the other iterator meanwhile
+                set_unchecked_state(self._pulled, state)
+                state = copy.deepcopy(self._pulled.get_state())  # with the identity of the other iterator
             self._move_to(state)
+
+
+def set_unchecked_state(iterator: Any, state: Any) -> None:
+    """`iterator.set_state(state, check=False)`, also of a user's iterator, which may have no such argument."""
+    try:
+        has_check = "check" in inspect.signature(iterator.set_state).parameters
+    except (TypeError, ValueError):  # written in C
+        has_check = False
+    if has_check:
+        iterator.set_state(state, check=False)
+    else:
+        iterator.set_state(state)
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:

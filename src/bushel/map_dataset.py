@@ -20,6 +20,7 @@ from bushel.base.hints import explains_arguments, show_as
 from bushel.base.hooks import Stats
 from bushel.base.lazy import Lazy
 from bushel.base.options import ReadOptions, WorkerOptions
+from bushel.base.state_names import in_states
 from bushel.base_dataset import (
     Dataset,
     DatasetMeta,
@@ -183,6 +184,7 @@ class _MapDatasetMeta(DatasetMeta):
         return MapPipeline(reindex.Concatenate(nodes))
 
 
+@in_states("MapDataset")
 class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
     """A dataset whose elements are a function of their index.
 

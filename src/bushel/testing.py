@@ -19,6 +19,7 @@ from bushel.base.blocks import Columns
 from bushel.base.options import ReadOptions
 from bushel.base.ownership import IMMUTABLE, list_parts
 from bushel.base.pickling import whole_text
+from bushel.base.state_names import in_states
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator, PipelineIterator
 from bushel.sources.protocol import get_batch_reader
@@ -220,6 +221,7 @@ def _assert_same(expected: list[Any], found: list[Any], when: str, start: int = 
     assert len(expected) == len(found), f"{when}, there are {len(found)} elements and there should be {len(expected)}"
 
 
+@in_states("same_values")
 def same(a: Any, b: Any) -> bool:
     """Whether two elements are equal: structure, types of containers, dtypes, shapes and values (NaN equals NaN).
 

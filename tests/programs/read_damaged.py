@@ -25,7 +25,7 @@ import bushel
 HANGS_S = float(sys.argv[1])
 MEMORY_BYTES = 2 << 30
 LIBRARY = str(Path(bushel.__file__).parent)
-OURS = (bushel.sources.DamagedFile, ValueError, FileNotFoundError)
+OURS = (bushel.DamagedFile, ValueError, FileNotFoundError)
 
 
 def structure(record: Any) -> Any:

@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as hnp
 from servers import Web
 
 import bushel
-from bushel import MapDataset
-from bushel.sources import ArrayDataSource, DamagedFile, check_checksums, load_arrays, write_checksums
+from bushel import DamagedFile, MapDataset
+from bushel.sources import ArrayDataSource, check_checksums, load_arrays, write_checksums
 from bushel.testing import same
 
 KINDS = ["npz", "compressed", "safetensors"]

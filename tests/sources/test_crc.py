@@ -41,7 +41,8 @@ import numpy as np
 import bushel
 from bushel.base.install import install_command
 from bushel.experimental import TFRecordIterDataset
-from bushel.sources import DamagedFile, TFRecordDataSource, convert
+from bushel import DamagedFile
+from bushel.sources import TFRecordDataSource, convert
 folder = {folder!r}
 RECORDS = [bytes([number]) * (number * 37 % 1000) for number in range(60)]
 def read(path, **options):

@@ -13,7 +13,8 @@ from formats import written
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bushel.sources import ArrayRecordDataSource, DamagedFile, highway_hash, local_files
+from bushel import DamagedFile
+from bushel.sources import ArrayRecordDataSource, highway_hash, local_files
 
 RECORDS = [bytes([number]) * 400 for number in range(9)]
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from stepped import Stepped
 
 import bushel
+from bushel import DamagedFile
 from bushel.base.errors import TooManySkipped
 from bushel.engine.processes.executor import Processes
 from bushel.experimental import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.iterator import PipelineIterator
-from bushel.sources import DamagedFile
 
 RECORDS = [b"%04d" % number + random.Random(number).randbytes(number * 3_001 % 9_000) for number in range(60)]
 

@@ -18,10 +18,10 @@ import webdataset
 from formats import read_by_eight_threads
 
 import bushel
-from bushel import MapDataset
+from bushel import DamagedFile, MapDataset
 from bushel.base import blocks
 from bushel.experimental import IterableIterDataset, WebDatasetIterDataset
-from bushel.sources import DamagedFile, LanceDataSource
+from bushel.sources import LanceDataSource
 from bushel.testing import check_resumes_anywhere, same
 
 WORKERS = bushel.MultiprocessingOptions(num_workers=2)

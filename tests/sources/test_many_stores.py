@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from servers import Web
 
 import bushel
-from bushel import MapDataset
+from bushel import DamagedFile, MapDataset
 from bushel.base import blocks
-from bushel.sources import ArrayDataSource, DamagedFile, HDF5DataSource, LanceDataSource, ZarrDataSource, joined_stores
+from bushel.sources import ArrayDataSource, HDF5DataSource, LanceDataSource, ZarrDataSource, joined_stores
 from bushel.sources import open as open_path
 from bushel.testing import check_resumes_anywhere, same
 

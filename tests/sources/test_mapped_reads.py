@@ -15,7 +15,8 @@ from formats import in_eight_threads, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.sources import BagzDataSource, DamagedFile, local_files
+from bushel import DamagedFile
+from bushel.sources import BagzDataSource, local_files
 from bushel.sources.mapped_reads import MappedReads
 
 RECORDS = [random.Random(number).randbytes(number * 997 % 20_000) for number in range(120)]  # some are empty
@@ -118,7 +119,8 @@ def test_the_other_half_of_zstandard_decompresses_too(tmp_path):
 CUT_SHORT = """
 import os, sys
 import numpy as np
-from bushel.sources import BagzDataSource, DamagedFile
+from bushel import DamagedFile
+from bushel.sources import BagzDataSource
 
 path, count = sys.argv[1], int(sys.argv[2])
 source = BagzDataSource(path)

@@ -9,8 +9,8 @@ import pytest
 from formats import bag, written
 from servers import BUCKET, Web, gcs, s3
 
-from bushel import MapDataset, MultiprocessingOptions
-from bushel.sources import BagzDataSource, DamagedFile, file_access, fsspec_files
+from bushel import DamagedFile, MapDataset, MultiprocessingOptions
+from bushel.sources import BagzDataSource, file_access, fsspec_files
 from bushel.sources.local_files import as_stream
 
 OLD, NEW = (random.Random(seed).randbytes(1_000_000) for seed in (1, 2))

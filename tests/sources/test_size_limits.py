@@ -415,7 +415,7 @@ PROGRAM = """
 import os, pathlib, resource, sys
 sys.path.insert(0, sys.argv[1])
 import test_size_limits as bombs
-from bushel.sources import TooLarge
+from bushel import TooLarge
 
 folder = pathlib.Path(sys.argv[2])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

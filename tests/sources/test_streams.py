@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel import MapDataset
+from bushel import DamagedFile, MapDataset
 from bushel.experimental import IterableIterDataset, TFRecordIterDataset, WebDatasetIterDataset
-from bushel.sources import DamagedFile, TFRecordDataSource
+from bushel.sources import TFRecordDataSource
 from bushel.sources.webdataset import expand_braces
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from watching import run_script
 
 import bushel
-from bushel import MapDataset
+from bushel import DamagedFile, MapDataset
 from bushel.experimental import ParquetIterDataset
-from bushel.sources import ArrowDataSource, Columns, DamagedFile, ParquetDataSource
+from bushel.sources import ArrowDataSource, Columns, ParquetDataSource
 from bushel.testing import check_resumes_anywhere, same
 
 COUNT = 53
@@ -408,7 +408,8 @@ def test_a_changed_offset_of_an_arrow_file_is_refused_and_does_not_end_the_proce
     script = """
         import os
         import numpy as np
-        from bushel.sources import ArrowDataSource, DamagedFile
+        from bushel import DamagedFile
+        from bushel.sources import ArrowDataSource
 
         os.chdir(os.path.dirname(__file__))
         content = open("x.arrow", "rb").read()

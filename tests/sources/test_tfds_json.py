@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bushel.sources import DamagedFile, TFDSDataSource
+from bushel import DamagedFile
+from bushel.sources import TFDSDataSource
 from bushel.sources.tfds_json import Entry, read_json
 from bushel.trajectory import write_rlds
 from bushel.trajectory.rlds import RLDSBuilder

@@ -75,7 +75,7 @@ class CountIterator(DatasetIterator[int]):
     def get_state(self) -> dict[str, Any]:
         return {"position": self.position}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any], *, check: bool = True) -> None:
         self.position = state["position"]
 
 

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from bushel import MapDataset, sources
+from bushel.base.errors import UnknownFormat
 from bushel.inspection import inspect_target
 from bushel.sources import file_formats
 from bushel.sources.record_writers import ArrayRecordWriter, BagWriter, TFRecordWriter
-from bushel.sources.source_by_path import UnknownFormat
 from bushel.view.paths import ArrayFiles, open_path
 
 COUNT = 5

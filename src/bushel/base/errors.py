@@ -14,7 +14,38 @@ from typing import Any
 from bushel.base.config import config
 
 
-class StateMismatch(ValueError):
+class BushelError(Exception):
+    """The base of all errors of Bushel's own. Each is one of Python's errors, too.
+
+    A wrong argument raises Python's own TypeError or ValueError.
+
+    >>> import bushel
+    >>> issubclass(bushel.StateMismatch, bushel.BushelError), issubclass(bushel.StateMismatch, ValueError)
+    (True, True)
+    """
+
+    __module__ = "bushel"
+
+
+class BushelWarning(UserWarning):
+    """The category of all warnings of Bushel.
+
+    >>> import warnings
+    >>> import bushel
+    >>> warnings.simplefilter("error", bushel.BushelWarning)  # each warning stops the program
+    >>> warnings.simplefilter("default", bushel.BushelWarning)
+    """
+
+    __module__ = "bushel"
+
+
+class BushelDeprecationWarning(BushelWarning, DeprecationWarning):
+    """A call that will go in a later release, here or in Grain. The message names what to write instead."""
+
+    __module__ = "bushel"
+
+
+class StateMismatch(BushelError, ValueError):
     """A state that belongs to another pipeline, or a value that is not a state.
 
     If one place in the state is wrong, `path` leads there: keys of dicts and numbers in lists.
@@ -24,8 +55,10 @@ class StateMismatch(ValueError):
     >>> iter(MapDataset.range(10).seed(1).shuffle()).set_state(state)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
       ...
-    bushel.base.errors.StateMismatch: This state belongs to another pipeline. ...
+    bushel.StateMismatch: This state belongs to another pipeline. ...
     """
+
+    __module__ = "bushel"
 
     def __init__(self, message: str, *path: str | int):
         super().__init__(message)
@@ -39,6 +72,8 @@ class StateMismatch(ValueError):
 class PositionOutOfRange(StateMismatch, IndexError):
     """A position outside of the data. It is an IndexError too, as in Grain."""
 
+    __module__ = "bushel"
+
 
 class inside:
     """A `with` block that reads a part of a state. A StateMismatch raised inside gets the path to that part.
@@ -46,7 +81,7 @@ class inside:
     >>> with inside("parents", 1):
     ...     raise StateMismatch("No such element.", "next_index")
     Traceback (most recent call last):
-    bushel.base.errors.StateMismatch: No such element. The place in the state: ['parents'][1]['next_index'].
+    bushel.StateMismatch: No such element. The place in the state: ['parents'][1]['next_index'].
     """
 
     def __init__(self, *path: str | int):
@@ -60,11 +95,13 @@ class inside:
             error.path = (*self._path, *error.path)
 
 
-class StoppedByUser(RuntimeError):
+class StoppedByUser(BushelError, RuntimeError):
     """A user's function raised StopIteration. Passed on, it would have ended the iteration without an error."""
 
+    __module__ = "bushel"
 
-class WorkerDied(RuntimeError):
+
+class WorkerDied(BushelError, RuntimeError):
     """Worker processes died again and again while they computed the same elements, so Bushel gives these elements up.
 
     If a worker dies once, another one computes its elements again, and nothing is lost. The message names the elements
@@ -74,13 +111,38 @@ class WorkerDied(RuntimeError):
     >>> ds = MapDataset.range(10).to_iter_dataset().with_options(on_error="skip", skip_limit=100)
     """
 
+    __module__ = "bushel"
+
     at: tuple[int, int] | None = None
     """The positions [low, high) of these elements, where they are known."""
     counted: int = 0
     """How many of the operations that count elements had counted these elements."""
 
 
-class PipelineNotSent(TypeError):
+class WorkerTimeout(WorkerDied, TimeoutError):
+    """An element took longer than `timeout_s`, twice. Its worker was killed each time. The message names the element.
+
+    >>> from bushel import MapDataset, MultiprocessingOptions
+    >>> options = MultiprocessingOptions(num_workers=2, timeout_s=30)
+    >>> ds = MapDataset.range(10).to_iter_dataset().mp_prefetch(options)
+    """
+
+    __module__ = "bushel"
+
+
+class UnknownFormat(BushelError, ValueError):
+    """The name and the first bytes of a file do not tell its format."""
+
+    __module__ = "bushel"
+
+
+class OtherFile(BushelError, ValueError):
+    """An HDF5 file takes values from another file, which is read only if you allow it."""
+
+    __module__ = "bushel"
+
+
+class PipelineNotSent(BushelError, TypeError):
     """A part of the pipeline cannot be pickled, so the pipeline cannot be sent to worker processes.
 
     Functions and classes that hold an open file, a lock or a connection cannot be pickled. Open such things inside the
@@ -93,20 +155,28 @@ class PipelineNotSent(TypeError):
     >>> next(iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=1))))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
       ...
-    bushel.base.errors.PipelineNotSent: ...
+    bushel.PipelineNotSent: ...
     """
 
+    __module__ = "bushel"
 
-class SavedByAnotherPipeline(FileExistsError, ValueError):
+
+class SavedByAnotherPipeline(BushelError, FileExistsError, ValueError):
     """A folder holds elements that `save` has written for another pipeline, or from other data."""
 
+    __module__ = "bushel"
 
-class DamagedFile(ValueError):
+
+class DamagedFile(BushelError, ValueError):
     """A file that is damaged: cut short, changed, half written, or of another format."""
+
+    __module__ = "bushel"
 
 
 class TooLarge(DamagedFile):
     """A record, image or array that would take more memory than the limits of `bushel.sources` allow."""
+
+    __module__ = "bushel"
 
 
 class RowFailed(Exception):
@@ -122,7 +192,7 @@ class RowFailed(Exception):
         self.error = error
 
 
-class TooManySkipped(RuntimeError):
+class TooManySkipped(BushelError, RuntimeError):
     """More elements failed than `skip_limit` allows.
 
     >>> from bushel import MapDataset
@@ -132,8 +202,10 @@ class TooManySkipped(RuntimeError):
     >>> list(ds.with_options(on_error="skip", skip_limit=1))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
       ...
-    bushel.base.errors.TooManySkipped: ...
+    bushel.TooManySkipped: ...
     """
+
+    __module__ = "bushel"
 
 
 def describe_error(error: BaseException) -> str:
@@ -201,7 +273,7 @@ def remove_our_frames(error: Exception) -> Exception:
     trace = error.__traceback__
     while trace is not None and is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    expected = hasattr(error, "__notes__") or type(error).__module__ == __name__
+    expected = hasattr(error, "__notes__") or isinstance(error, (BushelError, RowFailed))
     if config.py_traceback_filtering == "off" or (trace is None and not expected):
         return error
     return error.with_traceback(trace)

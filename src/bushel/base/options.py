@@ -9,10 +9,12 @@ import enum
 import logging
 import numbers
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from bushel.base import checks, hints
+from bushel.base.errors import BushelWarning
 
 logger = logging.getLogger("bushel")
 
@@ -80,7 +82,8 @@ class MultiprocessingOptions:
       enable_profiling: ignored: it exists because Grain has it.
       budget_bytes: the most shared memory for results, 1 GiB by default. If the arrays that you keep fill it, further
         results are copied.
-      timeout_s: seconds after which an element fails with an error that names it; by default there is no limit.
+      timeout_s: seconds after which an element fails with a WorkerTimeout that names it; by default there is no limit.
+        Only workers can be stopped, so it needs them.
 
     >>> import bushel
     >>> ds = bushel.MapDataset.range(4).map(lambda x: x * x).batch(2).to_iter_dataset()
@@ -103,6 +106,13 @@ class MultiprocessingOptions:
             checks.positive(self.budget_bytes, "budget_bytes")
         if self.timeout_s is not None and not checks.number(self.timeout_s, "timeout_s") > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
+        if self.timeout_s is not None and self.num_workers == 0:
+            warnings.warn(
+                f"timeout_s={self.timeout_s} has no effect: it needs workers, which can be stopped. Write "
+                f"MultiprocessingOptions(num_workers=4, timeout_s={self.timeout_s}).",
+                BushelWarning,
+                stacklevel=4,
+            )
 
 
 @hints.explains_creation(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from bushel.base.lazy import Lazy
+from bushel.base.state_names import in_states
 
 T = TypeVar("T")
 
@@ -188,6 +189,7 @@ def call_guarded(call: Callable[[], T], path: Any, options: Any) -> T:
     raise scrub(failure, secrets_of(path, options))
 
 
+@in_states("storage_options")
 class Options(dict[str, Any]):
     """Options of a store. As text they are their names alone.
 

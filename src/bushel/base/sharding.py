@@ -6,10 +6,12 @@ import dataclasses
 import logging
 
 from bushel.base import checks
+from bushel.base.state_names import in_states
 
 logger = logging.getLogger("bushel")
 
 
+@in_states("ShardOptions")
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
     """One of `shard_count` parts of the data.
@@ -37,6 +39,7 @@ class ShardOptions:
             )
 
 
+@in_states("NoSharding")
 class NoSharding(ShardOptions):
     """All of the data in every process.
 
@@ -48,6 +51,7 @@ class NoSharding(ShardOptions):
         super().__init__(shard_index=0, shard_count=1, drop_remainder=False)
 
 
+@in_states("ShardByJaxProcess")
 class ShardByJaxProcess(ShardOptions):
     """One part for each JAX process; all of the data where JAX is not installed.
 

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from bushel.base import redact
+from bushel.base.state_names import in_states
 
 
+@in_states("Map")
 class Map(abc.ABC):
     """One element in, one element out.
 
@@ -30,6 +32,7 @@ class Map(abc.ABC):
         """Returns the new element."""
 
 
+@in_states("RandomMap")
 class RandomMap(abc.ABC):
     """One element and a generator of its own in, one element out.
 
@@ -46,6 +49,7 @@ class RandomMap(abc.ABC):
         """Returns the new element. All randomness must come from `rng`."""
 
 
+@in_states("MapWithIndex")
 class MapWithIndex(abc.ABC):
     """One element and its index in, one element out.
 
@@ -62,6 +66,7 @@ class MapWithIndex(abc.ABC):
         """Returns the new element at `index`."""
 
 
+@in_states("TfRandomMap")
 class TfRandomMap(abc.ABC):
     """Grain's older spelling of a random map; for `DataLoader` operations only."""
 
@@ -70,6 +75,7 @@ class TfRandomMap(abc.ABC):
         """Returns the new element. All randomness must come from `rng`."""
 
 
+@in_states("Filter")
 class Filter(abc.ABC):
     """Decides which elements are kept.
 
@@ -86,6 +92,7 @@ class Filter(abc.ABC):
         """Returns True to keep an element."""
 
 
+@in_states("FlatMap")
 class FlatMap(abc.ABC):
     """One element in, up to `max_fan_out` elements out.
 
@@ -105,6 +112,7 @@ class FlatMap(abc.ABC):
         """Returns the elements that `element` becomes."""
 
 
+@in_states("Batch")
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """Batching as a transformation, for `ds.apply([...])` and the operations of a `DataLoader`.
@@ -124,6 +132,7 @@ class Batch:
     batch_fn: Callable[[Sequence[Any]], Any] | None = None
 
 
+@in_states("DatasetSelectionMap")
 class DatasetSelectionMap(abc.ABC):
     """Routes each index to (which dataset, index in it). Must be stateless and picklable."""
 

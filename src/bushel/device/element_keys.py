@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks
+from bushel.base.state_names import in_states
 
 _WORD = 0xFFFFFFFF
 
@@ -35,6 +36,7 @@ def keys(seed: int, *, impl: str | None = None) -> Keys:
     return Keys(checks.seed(seed), impl)
 
 
+@in_states("Keys")
 @dataclasses.dataclass(frozen=True)
 class Keys:
     """Keys of `jax.random` by index. It is hashable, so that it may be a static argument of a jitted function.

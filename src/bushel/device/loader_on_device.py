@@ -141,8 +141,8 @@ class _Put(DatasetIterator[Any]):
     def get_state(self) -> State:
         return self._parent.get_state()
 
-    def set_state(self, state: State) -> None:
-        self._parent.set_state(state)
+    def set_state(self, state: State, *, check: bool = True) -> None:
+        self._parent.set_state(state, check=check)
 
 
 class _OnDevice(ThreadPrefetchDatasetIterator[Any]):

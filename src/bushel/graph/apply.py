@@ -17,6 +17,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.effects import KnownRows, are_known
 from bushel.base.errors import RowFailed
 from bushel.base.ownership import copy_value, own
+from bushel.base.state_names import in_states
 from bushel.graph import operation
 from bushel.graph.fused_steps import compile_private_steps, compile_steps, find_failed_step
 from bushel.graph.many_plans import JoinedOperations
@@ -87,6 +88,7 @@ class _PerElement(WithTransform):
         return self.operation.derive_spec(self.parent)
 
 
+@in_states("map")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Map(_PerElement):
     """`transform` of each element, or of whole columns where it is marked as vectorized."""
@@ -95,6 +97,7 @@ class Map(_PerElement):
     kind = operation.MAP
 
 
+@in_states("map_with_index")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapWithIndex(_PerElement):
     """`transform(index, element)`; the index counts on through epochs."""
@@ -103,6 +106,7 @@ class MapWithIndex(_PerElement):
     pure = False
 
 
+@in_states("random_map")
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomMap(_PerElement):
     """`transform(element, rng)` with a generator that belongs to the index."""
@@ -112,6 +116,7 @@ class RandomMap(_PerElement):
     pure = False
 
 
+@in_states("filter")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Filter(_PerElement):
     """Elements for which `transform` returns False are missing: the length stays, the element is None."""
@@ -238,6 +243,7 @@ class _Vectorized(Plan):
         return block if kept is None else operation.mark_missing(block, kept)
 
 
+@in_states("flat_map")
 @dataclasses.dataclass(frozen=True, eq=False)
 class FlatMap(WithTransform):
     """Up to `max_fan_out` elements for each one; where there are fewer, the rest are missing."""

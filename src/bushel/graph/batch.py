@@ -16,6 +16,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, locate_error
 from bushel.base.ownership import own
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.base.state_names import in_states
 from bushel.base.transforms import short_name
 from bushel.graph.node import Epochs, InPlace, MadeOf, OneParentMap, Plan, made_of_several, take_in_order
 from bushel.index import epochs, words
@@ -104,6 +105,7 @@ class Batches(OneParentMap):
         return InPlace.AS_ROWS if is_ours(self.batch_function) else InPlace.NEVER
 
 
+@in_states("batch")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch(Batches):
     """Batches of consecutive elements that never straddle epochs."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from bushel.base import blocks, checks, exact, memory, trees
 from bushel.base.blocks import Block
+from bushel.base.state_names import in_states
 from bushel.graph.batch import Batches, BatchFn
 from bushel.graph.columns import Column
 from bushel.graph.node import Epochs, MapNode
@@ -32,6 +33,7 @@ class BucketOptions:
     batch_fn: BatchFn | None = None
 
 
+@in_states("bucket")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bucket(Batches):
     """Batches whose elements are all of one bucket, in an order of their own in every epoch."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.base.errors import DamagedFile, StateMismatch
+from bushel.base.errors import BushelWarning, DamagedFile, StateMismatch
+from bushel.base.state_names import in_states
 from bushel.graph.cursors import Cursor, Mark, Over
 from bushel.graph.skips import SkipNote, Skips, collect_skips, collect_then_count, count_collected
 from bushel.graph.state_fields import State, read_count, read_field
@@ -18,6 +19,7 @@ from bushel.graph.stores import Elements, Kept, Recording, Store
 from bushel.graph.streams import OneParent, Opener, Ordered
 
 
+@in_states("cache")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cache(OneParent, Ordered):
     """The parent's elements, which are kept once they were read to the end.
@@ -101,7 +103,9 @@ class _CacheCursor(Over[Cache]):
 
     def _forget(self, kept: Kept, error: DamagedFile) -> None:
         """Stops using the kept elements, which are damaged. The next whole pass records them again."""
-        warnings.warn(f"A cache is damaged. Its elements are computed, and kept, again: {error}", stacklevel=2)
+        warnings.warn(
+            f"A cache is damaged. Its elements are computed, and kept, again: {error}", BushelWarning, stacklevel=2
+        )
         self.store.forget(self.name, kept)
         self.kept, self.parent_at = None, None
 
@@ -137,7 +141,7 @@ class _CacheCursor(Over[Cache]):
                     self.kept = self._find_kept()
             except OSError as error:  # such as a full disk: the elements themselves are good
                 self.abandon()
-                warnings.warn(f"This pass is not cached: {error}", stacklevel=2)
+                warnings.warn(f"This pass is not cached: {error}", BushelWarning, stacklevel=2)
         return rows
 
     def _catch_up(self) -> None:
@@ -166,7 +170,7 @@ class _CacheCursor(Over[Cache]):
         """Gives up a recording whose files cannot be read back. The parent is read instead."""
         self.abandon()
         self.parent_at = None
-        warnings.warn(f"This pass is not cached: {error}", stacklevel=2)
+        warnings.warn(f"This pass is not cached: {error}", BushelWarning, stacklevel=2)
 
     def mark(self) -> Mark:
         return self.position, self.here, self.behind, self.ended

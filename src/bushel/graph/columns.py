@@ -20,6 +20,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
 from bushel.base.contents import remove_padding
 from bushel.base.errors import RowFailed, locate_error
+from bushel.base.state_names import in_states
 from bushel.graph.apply import Map
 from bushel.graph.batch import Batches
 from bushel.graph.column_arithmetic import calculate
@@ -206,6 +207,7 @@ class _NoneMissing(Plan):
         raise RowFailed(row, locate_error(error, describe_failure("column", index, self.node.origins(index))))
 
 
+@in_states("column_pieces")
 @dataclasses.dataclass(frozen=True, eq=False)
 class SortedValues(Batches):
     """The parent's elements, which are values of a column, in pieces: how many, and the values by their type."""

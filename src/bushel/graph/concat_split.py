@@ -19,6 +19,7 @@ import numpy as np
 from bushel.base import blocks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, locate_error
+from bushel.base.state_names import in_states
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows
 from bushel.graph.pack_stream import as_sequence, check_lengths, fill_rows
 from bushel.graph.skips import Skips
@@ -29,6 +30,7 @@ from bushel.index.packing import Layout, Pieces, concat_split, layout
 logger = logging.getLogger("bushel")
 
 
+@in_states("BOSHandling")
 class BOSHandling(enum.Enum):
     """Whether packing writes a token at the beginning of each sequence."""
 
@@ -36,6 +38,7 @@ class BOSHandling(enum.Enum):
     REPLACE_FIRST_TOKEN_WITH_BOS = enum.auto()
 
 
+@in_states("concat_then_split")
 @dataclasses.dataclass(frozen=True, eq=False)
 class ConcatThenSplit(OneParent, Ordered):
     """Rows of fixed length, cut from all sequences one after the other."""

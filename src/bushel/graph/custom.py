@@ -12,6 +12,7 @@ import numpy as np
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, locate_error
 from bushel.base.ownership import own
+from bushel.base.state_names import in_states, rename_keys
 from bushel.graph.closing import CLOSED, InUse
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.node import Epochs, MadeOf, MapNode, Node, Origin, Plan, describe_failure, made_of_nothing
@@ -37,13 +38,13 @@ class Custom(Node):
         return type(self.dataset)
 
     def parameters(self) -> dict[str, Any]:
-        hidden = ("_parents", "_node")
-        return {name: value for name, value in vars(self.dataset).items() if name not in hidden}
+        return rename_keys(type(self.dataset), dict(vars(self.dataset)))
 
     def call(self) -> str:
         return f"pipe({type(self.dataset).__name__})" if self.parents else f"{type(self.dataset).__name__}()"
 
 
+@in_states("own_map_dataset")
 class CustomMap(Custom, MapNode):
     """A user's subclass of MapDataset as a node."""
 
@@ -87,6 +88,7 @@ class _CustomReads(Plan):
         return rows
 
 
+@in_states("own_iter_dataset")
 class CustomStream(Custom, StreamNode, Ordered):
     """A user's subclass of IterDataset as a node."""
 

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from bushel.base.contract import optional
+from bushel.base.state_names import in_states
 from bushel.graph import operation
 from bushel.graph.operation import WithOperation
 from bushel.graph.streams import OneParent
@@ -58,6 +59,7 @@ class Elementwise(WithOperation, Step):
         return self.operation.derive_spec(self.parent)
 
 
+@in_states("stream_map")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapStream(Elementwise):
     """`transform` of each element; None stays None."""
@@ -66,6 +68,7 @@ class MapStream(Elementwise):
     kind = operation.MAP
 
 
+@in_states("stream_map_with_index")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapWithIndexStream(Elementwise):
     """`transform(how many came before, element)`."""
@@ -73,6 +76,7 @@ class MapWithIndexStream(Elementwise):
     kind = operation.MAP_WITH_INDEX
 
 
+@in_states("stream_random_map")
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomMapStream(Elementwise):
     """`transform(element, rng)` with a generator that belongs to how many elements came before."""
@@ -81,6 +85,7 @@ class RandomMapStream(Elementwise):
     kind = operation.RANDOM_MAP
 
 
+@in_states("stream_filter")
 @dataclasses.dataclass(frozen=True, eq=False)
 class FilterStream(Elementwise):
     """Only the elements for which `transform` returns True."""

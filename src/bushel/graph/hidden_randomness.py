@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.errors import BushelWarning
+
 CALLS = 16
 """How many calls of each function are watched."""
 
@@ -133,7 +135,7 @@ def warn_once(texts: Iterable[str]) -> None:
             is_new = text not in _told
             _told.add(text)
         if is_new:
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(text, BushelWarning, stacklevel=2)
 
 
 def _tell(text: str) -> None:

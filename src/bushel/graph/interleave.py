@@ -14,6 +14,7 @@ import numpy as np
 from bushel.base import blocks, checks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, StateMismatch, inside, locate_error
+from bushel.base.state_names import in_states
 from bushel.graph.cursors import END, Cursor, Mark, make_rows
 from bushel.graph.node import MapNode, Node
 from bushel.graph.state_fields import State, as_number, check_type, read_count, read_field
@@ -23,6 +24,7 @@ _STATES = "iterators_in_use_states"
 _LATER = "future_states"
 
 
+@in_states("interleave")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interleave(StreamNode, Ordered):
     """One element of each of `cycle_length` streams in turn; where one ends, the next not yet begun takes its place.

@@ -15,6 +15,7 @@ from bushel.base.errors import RowFailed, locate_error
 from bushel.base.ownership import copy_value, own
 from bushel.base.private_blocks import own_answer
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.base.state_names import in_states
 from bushel.base.transforms import show_value
 from bushel.graph.node import InPlace, Leaf, Origin, Plan, PlanMany, raise_for_row
 from bushel.index import words
@@ -34,6 +35,7 @@ def name_source(source: Any) -> str:
     return text if len(text) <= 120 and "\n" not in text else kind.__name__
 
 
+@in_states("source")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source(Leaf):
     """Records of anything with a length and `source[i]`, read many at a time where the source can."""
@@ -209,6 +211,7 @@ class _ArraysRead(Plan):
         return self.arrays.gather(self.which[low:high], self.positions[low:high])
 
 
+@in_states("range")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Range(Leaf):
     """The integers of a `range`."""

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from bushel.base import checks, trees
+from bushel.base.errors import BushelDeprecationWarning
 from bushel.base.records import Record
+from bushel.base.state_names import in_states
 from bushel.graph.loader_ops import BatchRecords
 from bushel.graph.pack_stream import as_sequence, fill_rows, leaves_up_to
 from bushel.index.packing import Bins, layout
@@ -27,9 +29,10 @@ class Operation(Protocol):
 
 
 def _warn_of_deprecation(name: str) -> None:
-    warnings.warn(f"Please use {name} instead of this operation.", DeprecationWarning, stacklevel=4)
+    warnings.warn(f"Please use {name} instead of this operation.", BushelDeprecationWarning, stacklevel=4)
 
 
+@in_states("MapOperation")
 @dataclasses.dataclass
 class MapOperation:
     """`map_function` of the data of each record. Deprecated: `transforms.Map` does the same."""
@@ -44,6 +47,7 @@ class MapOperation:
             yield Record(record.metadata.remove_record_key(), self.map_function(record.data))
 
 
+@in_states("RandomMapOperation")
 @dataclasses.dataclass
 class RandomMapOperation:
     """`random_map_function` of the data and the generator of each record. Deprecated: see `transforms.RandomMap`."""
@@ -60,6 +64,7 @@ class RandomMapOperation:
             yield Record(record.metadata.remove_record_key(), data)
 
 
+@in_states("FilterOperation")
 @dataclasses.dataclass
 class FilterOperation:
     """The records for whose data `condition_function` returns True. Deprecated: see `transforms.Filter`."""
@@ -75,6 +80,7 @@ class FilterOperation:
                 yield Record(record.metadata.remove_record_key(), record.data)
 
 
+@in_states("BatchOperation")
 @dataclasses.dataclass
 class BatchOperation:
     """Batches of consecutive records. Deprecated: `transforms.Batch` does the same."""
@@ -106,6 +112,7 @@ class BatchOperation:
         return BatchRecords(self.batch_fn)(records)
 
 
+@in_states("PackAndBatchOperation")
 @dataclasses.dataclass
 class PackAndBatchOperation:
     """Batches of packed rows as (data, segment ids, positions), each a tree like `length_struct`. Deprecated.

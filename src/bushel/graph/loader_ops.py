@@ -12,6 +12,7 @@ from bushel.base.errors import RowFailed, StateMismatch, locate_error
 from bushel.base.ownership import own
 from bushel.base.private_blocks import own_answer
 from bushel.base.records import Record, RecordMetadata
+from bushel.base.state_names import in_states
 from bushel.graph import operation
 from bushel.graph.batch import BatchFn
 from bushel.graph.cursors import Cursor, Mark, Over
@@ -22,6 +23,7 @@ from bushel.graph.state_fields import State, read_count
 from bushel.graph.streams import OneParent, Opener, Ordered
 
 
+@in_states("loader_map")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapData(Elementwise):
     """A Map transformation of plain data. None is data like any other here, as in Grain's DataLoader."""
@@ -33,6 +35,7 @@ def _map_records(records: Iterator[Any], op: Operation, numbers: Sequence[int]) 
     return [Record(record.metadata, op.function(record.data)) for record in records]
 
 
+@in_states("loader_map_records")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapRecords(Elementwise):
     """A Map transformation of the data of records."""
@@ -50,6 +53,7 @@ def _find_random_map(transform: Any) -> Callable[..., Any]:
     return transforms.method(transform, transforms.RandomMap, "random_map")
 
 
+@in_states("loader_random_map")
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomMapRecords(Elementwise):
     """A RandomMap transformation of the data of records, each with the generator of its record."""
@@ -61,6 +65,7 @@ def _filter_records(records: Iterator[Any], op: Operation, numbers: Sequence[int
     return [bool(op.function(record.data)) for record in records]
 
 
+@in_states("loader_filter")
 @dataclasses.dataclass(frozen=True, eq=False)
 class FilterRecords(Elementwise):
     """A Filter transformation of the data of records."""
@@ -68,6 +73,7 @@ class FilterRecords(Elementwise):
     kind = Kind("filter", operation.find_filter, _filter_records, drops=True)
 
 
+@in_states("loader_split")
 class SplitRecords(transforms.FlatMap):
     """A FlatMap transformation of the data of records."""
 
@@ -84,6 +90,7 @@ class SplitRecords(transforms.FlatMap):
         return transforms.short_name(self.transform)
 
 
+@in_states("loader_batch")
 @dataclasses.dataclass(frozen=True)
 class BatchRecords:
     """Makes a batch of the data of records. Its metadata are those of the last record."""
@@ -96,11 +103,13 @@ class BatchRecords:
         return Record(records[-1].metadata.remove_record_key(), batch)
 
 
+@in_states("loader_data_of_record")
 def data_of(record: Record[Any]) -> Any:
     """The data of a record."""
     return record.data
 
 
+@in_states("loader_operation")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operate(OneParent, Ordered):
     """A user's own operation: a function from an iterator of records to another iterator of records."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks
+from bushel.base.state_names import in_states
 from bushel.graph.node import MapNode
 from bushel.graph.reindex import Select
 from bushel.index.quota import Quotas, Stage, Stretches, ToTheLast, exact_mixture, whole_numbers
@@ -18,6 +19,7 @@ Weights = Sequence[float] | Sequence[tuple[int, Sequence[float]]] | str
 """A number for each part; or a schedule of such by position; or "size"."""
 
 
+@in_states("mix_exact")
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExactMix(Select):
     """Parts in shares that are exact in every prefix, to within one element."""
@@ -41,6 +43,7 @@ class ExactMix(Select):
         return f"mix(weights={weights}, exact=True{', when_exhausted=restart' if self.restarts else ''})"
 
 
+@in_states("mix_to_the_last")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MixToTheLast(Select):
     """Parts in exact shares. When one has run out, the others go on without it, again in exact shares."""

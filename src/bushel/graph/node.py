@@ -189,9 +189,6 @@ class Node(abc.ABC):
     takes_a_place: ClassVar[bool] = True
     """Whether this node counts where an operation's seed is derived from its place in the pipeline."""
 
-    family: ClassVar[str | None] = None
-    """The name in the identity of a pipeline, for classes that share one. The class is then one of the parameters."""
-
     @property
     @abc.abstractmethod
     def parents(self) -> tuple[Node, ...]:
@@ -249,7 +246,7 @@ class Node(abc.ABC):
 
         Parents, and fields marked `identity=False` (options of running), are left out.
         """
-        own: dict[str, Any] = {} if self.family is None else {"operation": type(self).__name__}
+        own: dict[str, Any] = {}
         for field in dataclasses.fields(self) if dataclasses.is_dataclass(self) else ():
             value = getattr(self, field.name)
             if field.metadata.get("identity", True) and not _is_structure(value):

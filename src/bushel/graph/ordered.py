@@ -12,6 +12,7 @@ from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, add_note, describe_error, inside, locate_error
 from bushel.base.ownership import own
+from bushel.base.state_names import in_states
 from bushel.graph.batch import BatchFn, derive_batch_spec, format_batch_call, is_ours, make_batch
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows, pull_exactly
 from bushel.graph.elementwise import Elementwise, Step
@@ -23,6 +24,7 @@ from bushel.graph.streams import OneParent, Opener, Ordered, SeveralStreams
 from bushel.index import mix
 
 
+@in_states("stream_batch")
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchStream(Step):
@@ -107,6 +109,7 @@ class BatchCursor(Cursor):
         self.ended = False
 
 
+@in_states("stream_flat_map")
 @dataclasses.dataclass(frozen=True, eq=False)
 class FlatMapStream(OneParent, Ordered):
     """The elements that each element becomes, one after the other."""
@@ -122,6 +125,7 @@ class FlatMapStream(OneParent, Ordered):
         return format_call("flat_map", self.transform)
 
 
+@in_states("stream_flat_map_parts")
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Parts(Elementwise):
     """The list of parts of each element. It calls the user's function, as a step of a program: workers can do it."""
@@ -143,6 +147,7 @@ class _FlatMapCursor(GroupCursor[FlatMapStream]):
         return rows[0] if rows else None
 
 
+@in_states("stream_mix")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MixStream(SeveralStreams, Ordered):
     """Elements of several streams by weight; ends when the first of them does. Keys, where given, name the parts."""
@@ -233,6 +238,7 @@ def read_marks(parents: tuple[Cursor, ...], states: list[Any], what: str) -> lis
     return marks
 
 
+@in_states("stream_zip")
 @dataclasses.dataclass(frozen=True, eq=False)
 class ZipStream(SeveralStreams, Ordered):
     """Tuples of the elements of several streams; with `strict`, streams of different lengths are an error."""

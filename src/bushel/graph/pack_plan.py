@@ -19,6 +19,7 @@ from bushel.base import checks, memory
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, locate_error
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.base.state_names import in_states
 from bushel.graph.node import InPlace, MadeOf, OneParentMap, Plan, made_of_several
 from bushel.graph.pack_stream import as_sequence
 from bushel.index import epochs, packing, shuffle, words
@@ -109,6 +110,7 @@ def _narrow(array: np.ndarray) -> np.ndarray:
     return array.astype(np.int32) if not array.size or array.max() < 1 << 31 else array
 
 
+@in_states("pack_rows")
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedRows(OneParentMap):
     """Rows of fixed length made of the sequences of one epoch of the parent."""

@@ -14,6 +14,7 @@ import numpy as np
 from bushel.base import blocks, checks, memory, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, locate_error
+from bushel.base.state_names import in_states
 from bushel.graph.cursors import Cursor, GroupCursor, Mark
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_count
@@ -22,6 +23,7 @@ from bushel.index import words
 from bushel.index.packing import Bins, Layout, layout, too_long
 
 
+@in_states("stream_pack")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pack(OneParent, Ordered):
     """Rows of fixed length made of whole sequences: first fit or best fit, `num_packing_bins` rows at a time.

@@ -9,6 +9,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING
 
+from bushel.base.errors import BushelWarning
 from bushel.base.lazy import Lazy
 from bushel.graph import reindex
 from bushel.graph.node import Node
@@ -49,6 +50,7 @@ class Passes:
             "This shuffled dataset was read to its end before, and a new iterator gives the same order again, as in "
             "Grain. For a new order every epoch, loop once over `ds.repeat(num_epochs)`, or keep one iterator of "
             "`ds.repeat()`, which does not end.",
+            BushelWarning,
             stacklevel=3,
         )
 

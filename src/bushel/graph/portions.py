@@ -12,11 +12,13 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, locate_error
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.base.state_names import in_states
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, Over, make_rows
 from bushel.graph.state_fields import State, read_count
 from bushel.graph.streams import OneParent, Opener, Ordered
 
 
+@in_states("stream_limit")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Limit(OneParent, Ordered):
     """The first `count` elements."""
@@ -79,6 +81,7 @@ class _LimitCursor(Over[Limit]):
         self.given = index
 
 
+@in_states("stream_repeat")
 @dataclasses.dataclass(frozen=True, eq=False)
 class RepeatStream(OneParent, Ordered):
     """The same elements over and over: `num_epochs` times, or endlessly."""
@@ -146,6 +149,7 @@ class _RepeatCursor(Over[RepeatStream]):
         return self.parent_mark_of(state), epoch, False
 
 
+@in_states("stream_rebatch")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rebatch(OneParent, Ordered):
     """Batches of another size, cut from those that come."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile, RowFailed, describe_error, locate_error
+from bushel.base.state_names import find_name, in_states
 from bushel.graph.closing import CLOSED, InUse
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.node import Node
@@ -16,6 +17,7 @@ from bushel.graph.streams import Opener, Ordered, StreamNode
 from bushel.sources.protocol import SequentialReader, SequentialSource
 
 
+@in_states("records")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Records(StreamNode, Ordered):
     """The records of one source that is read in order."""
@@ -31,7 +33,7 @@ class Records(StreamNode, Ordered):
         return _ReaderCursor(self, opener.skips)
 
     def parameters(self) -> dict[str, Any]:
-        return {"kind": type(self.source).__name__, "source": self.source.fingerprint()}
+        return {"kind": find_name(type(self.source)) or type(self.source).__name__, "source": self.source.fingerprint()}
 
     def element_spec(self) -> Any:
         raise NotImplementedError(f"The shapes of {self.name} are not known without reading it.")

@@ -13,6 +13,7 @@ import numpy as np
 from bushel.base import blocks, checks
 from bushel.base.blocks import Block, Columns
 from bushel.base.contract import optional
+from bushel.base.state_names import in_states
 from bushel.base.transforms import DatasetSelectionMap, short_name
 from bushel.graph.many_plans import find_each, plan_each, plan_many
 from bushel.graph.node import (
@@ -34,9 +35,8 @@ _FEW_PARENTS = 16
 class Reindex(Moved):
     """The elements of one parent at the positions that index arithmetic gives."""
 
-    family = "Reindex"
 
-
+@in_states("shuffle")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shuffle(Reindex):
     """Every epoch in an order of its own."""
@@ -58,6 +58,7 @@ class Shuffle(Reindex):
         return f"shuffle(seed={self.seed})"
 
 
+@in_states("window_shuffle")
 @dataclasses.dataclass(frozen=True, eq=False)
 class WindowShuffle(Reindex):
     """Every window of consecutive elements in an order of its own."""
@@ -80,6 +81,7 @@ class WindowShuffle(Reindex):
         return f"window_shuffle({self.window_size}, seed={self.seed})"
 
 
+@in_states("slice")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slice(Reindex):
     """Every step-th position from start to stop."""
@@ -122,6 +124,7 @@ class Slice(Reindex):
         return f"slice(slice({self.start}, {stop}{step}))"
 
 
+@in_states("listed")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Listed(Reindex):
     """Just these positions, in this order."""
@@ -142,6 +145,7 @@ class Listed(Reindex):
         return f"slice([{len(self.positions)} positions])"
 
 
+@in_states("repeat")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeat(Reindex):
     """Several epochs as one, or no end."""
@@ -172,6 +176,7 @@ class Repeat(Reindex):
         return f"repeat({', '.join(filter(None, (count, same)))})"
 
 
+@in_states("seed")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Seed(Reindex):
     """Changes nothing but the seeds of the operations after it."""
@@ -204,7 +209,6 @@ _NOT_SENT = ("_plan_parts", "_sizes_and_ends")
 class Select(SeveralParents):
     """Elements of several parents in one index space: a subclass says which element is whose."""
 
-    family = "Select"
     one_to_one = True
     moves = True
 
@@ -253,6 +257,7 @@ class Select(SeveralParents):
         return min(part.epochs for part in self.parts) if self.whole_epochs else Epochs.DIFFERENT
 
 
+@in_states("concatenate")
 class Concatenate(Select):
     """One parent after the other."""
 
@@ -275,6 +280,7 @@ class Concatenate(Select):
         return "concatenate"
 
 
+@in_states("mix")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mix(Select):
     """Parents in proportion to integer weights, in a fixed pattern."""
@@ -291,6 +297,7 @@ class Mix(Select):
         return f"mix(weights={list(self.weights)})"
 
 
+@in_states("select")
 @dataclasses.dataclass(frozen=True, eq=False)
 class SelectByUser(Select):
     """A user's DatasetSelectionMap, which is asked index by index, and not before rows are read."""
@@ -328,6 +335,7 @@ class _SelectedLater(Plan):
         return self.node.route(self.indices[low:high]).read(0, high - low, private)
 
 
+@in_states("zip")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Zip(SeveralParents):
     """Tuples of the elements of several parents at the same index."""

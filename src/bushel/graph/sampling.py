@@ -13,6 +13,7 @@ from bushel.base.blocks import Block
 from bushel.base.records import Record, RecordMetadata
 from bushel.base.rng import make_generator
 from bushel.base.sharding import NoSharding, ShardOptions, even_split
+from bushel.base.state_names import in_states
 from bushel.base.transforms import short_name, show_value
 from bushel.graph.node import Epochs, MadeOf, OneParentMap, Plan, call_for_each, made_of_one_each
 from bushel.index import epochs, shuffle, words
@@ -29,6 +30,14 @@ class Sampler(Protocol):
         ...
 
 
+@in_states(
+    "SequentialSampler",
+    {
+        "_shard_options": "SequentialSampler.shard_options",
+        "_seed": "SequentialSampler.seed",
+        "_max_index": "SequentialSampler.length",
+    },
+)
 class SequentialSampler:
     """Records in their order, once.
 
@@ -57,6 +66,16 @@ class SequentialSampler:
         return f"SequentialSampler(num_records={self.num_records}, shard_options={self._shard_options!r})"
 
 
+@in_states(
+    "IndexSampler",
+    {
+        "_shard_options": "IndexSampler.shard_options",
+        "_shuffle": "IndexSampler.shuffle",
+        "_num_epochs": "IndexSampler.num_epochs",
+        "_seed": "IndexSampler.seed",
+        "_first": "IndexSampler.first",
+    },
+)
 class IndexSampler:
     """Records of one shard, shuffled inside it if asked for, for some epochs or without end.
 
@@ -157,6 +176,7 @@ def _make_generator(seed: int | None, index: int) -> np.random.Generator | None:
     return None if seed is None else make_generator(seed + index)
 
 
+@in_states("sampled")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sampled(OneParentMap):
     """The records of a source that a sampler chooses for one shard; as `Record`, with metadata, where asked for."""

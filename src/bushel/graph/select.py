@@ -17,6 +17,7 @@ import numpy as np
 
 from bushel.base.checks import INFINITE
 from bushel.base.contract import optional
+from bushel.base.state_names import in_states, name_of
 from bushel.graph.columns import Column
 from bushel.graph.node import Epochs, MapNode, Moved
 from bushel.graph.reindex import Repeat
@@ -94,6 +95,7 @@ class Rule(abc.ABC):
         """The operation as it reads, over `length` elements."""
 
 
+@in_states("where")
 @dataclasses.dataclass(frozen=True)
 class Where(Rule):
     """The elements with a true value, in order."""
@@ -110,6 +112,7 @@ class Where(Rule):
         return f"where(mask of {length})"
 
 
+@in_states("sample")
 @dataclasses.dataclass(frozen=True)
 class Draw(Rule):
     """Elements drawn again and again, in proportion to their values."""
@@ -129,6 +132,7 @@ class Draw(Rule):
         return f"sample(weights of {length}, seed={self.seed})"
 
 
+@in_states("sample_without_replacement")
 @dataclasses.dataclass(frozen=True)
 class WeightedShuffle(Rule):
     """Each element with a value above zero once per epoch, those with large values early."""
@@ -151,6 +155,7 @@ class WeightedShuffle(Rule):
         return f"sample(weights of {length}, seed={self.seed}, replacement=False)"
 
 
+@in_states("order_by")
 @dataclasses.dataclass(frozen=True)
 class OrderBy(Rule):
     """Each epoch sorted by value, with some noise."""
@@ -173,6 +178,7 @@ class OrderBy(Rule):
         return f"order_by({column.dtype} of {length}{noise})"
 
 
+@in_states("chosen")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chosen(Moved):
     """The elements of one parent as a rule on a column chooses them, epoch by epoch."""
@@ -194,7 +200,7 @@ class Chosen(Moved):
         return self.rule.epochs(self.parent.epochs)
 
     def parameters(self) -> dict[str, Any]:
-        return {"operation": type(self.rule).__name__, **vars(self.rule), "column": self.column.digest}
+        return {"operation": name_of(type(self.rule)), **vars(self.rule), "column": self.column.digest}
 
     def call(self) -> str:
         return self.rule.call(self.column, self.parent.length)

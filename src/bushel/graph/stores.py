@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bushel.base import sealed, trees
-from bushel.base.errors import DamagedFile, add_note
+from bushel.base.errors import BushelWarning, DamagedFile, add_note
 from bushel.base.ownership import copy_value
 from bushel.base.pickling import dump_elements
 from bushel.graph.part_folders import INDEX, Part, begin, remove_cache
@@ -265,7 +265,7 @@ class Files(Store):
             if content.get("version") != VERSION:
                 raise DamagedFile(f"{shown} is of version {content.get('version')}; this one writes {VERSION}.")
         except DamagedFile as error:
-            warnings.warn(f"The cache {self._folder.shown(key)} is filled again: {error}", stacklevel=2)
+            warnings.warn(f"The cache {self._folder.shown(key)} is filled again: {error}", BushelWarning, stacklevel=2)
             self._remove(key, data)
             return None
         # Caches that were written before skipped elements were kept have none. JSON has turned numbers into texts.

@@ -11,6 +11,7 @@ from bushel.base import checks
 from bushel.base.contract import optional
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions, ReadOptions, WorkerOptions
 from bushel.base.sharding import jax_process
+from bushel.base.state_names import in_states
 from bushel.graph.cursors import Cursor
 from bushel.graph.node import MapNode, Node
 from bushel.graph.skips import Skips
@@ -76,6 +77,7 @@ class Ordered(abc.ABC):
         """A cursor at the start. It opens its parents with `opener`."""
 
 
+@in_states("to_iter_dataset")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Elements(StreamNode):
     """The elements of a map node in order, without the missing ones."""
@@ -216,6 +218,7 @@ class ToDevice(OneParent):
         return f"to_device({self.where!r})"
 
 
+@in_states("stream_seed")
 @dataclasses.dataclass(frozen=True, eq=False)
 class SeedStream(OneParent):
     """Changes nothing but the seeds of what follows."""

@@ -8,12 +8,14 @@ import numpy as np
 
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
+from bushel.base.state_names import in_states
 from bushel.graph.cursors import Cursor, GroupCursor, Mark
 from bushel.graph.state_fields import State, read_count
 from bushel.graph.streams import OneParent, Opener, Ordered
 from bushel.index import shuffle
 
 
+@in_states("stream_window_shuffle")
 @dataclasses.dataclass(frozen=True, eq=False)
 class WindowShuffleStream(OneParent, Ordered):
     """Each window of `window_size` elements in an order of its own."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from bushel.base import hints as _hints
 from bushel.base.blocks import Columns
-from bushel.base.errors import DamagedFile, TooLarge
 from bushel.sources.memory_sources import ArrayDataSource, RangeDataSource
 from bushel.sources.protocol import RandomAccessDataSource, file_fingerprint
 from bushel.sources.ragged_arrays import RaggedDataSource
@@ -83,7 +82,6 @@ __all__ = [
     "ArrowDataSource",
     "BagzDataSource",
     "Columns",
-    "DamagedFile",
     "FileDataSource",
     "FixedRecords",
     "HDF5DataSource",
@@ -98,7 +96,6 @@ __all__ = [
     "SharedMemoryDataSource",
     "TFDSDataSource",
     "TFRecordDataSource",
-    "TooLarge",
     "ZarrDataSource",
     "check_checksums",
     "convert",

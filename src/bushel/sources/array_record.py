@@ -13,6 +13,7 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import DamagedFile, TooLarge
+from bushel.base.state_names import in_states
 from bushel.index import words
 from bushel.sources import highway_hash, varints
 from bushel.sources.local_files import LARGE_BYTES, File
@@ -50,6 +51,7 @@ _LONGER = np.array(
 )  # from each of these sizes on, the encoded size takes one more byte
 
 
+@in_states("ArrayRecordDataSource")
 class ArrayRecordDataSource(RecordSource):
     """Records of ArrayRecord files as bytes, under Grain's name and with Grain's arguments.
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from bushel.base import checks, redact, trees
 from bushel.base.blocks import Columns
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import DamagedFile, OtherFile
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.sources.hdf5_links import OtherFile
 from bushel.sources.joined_stores import JoinedStores, Store
 from bushel.sources.paths import Options
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.sources.local_files import File
 from bushel.sources.optional_packages import import_package
 from bushel.sources.paths import Options, is_url
@@ -18,6 +19,7 @@ _FIRST_MESSAGE = 8  # bytes before it: a file begins with the name of the format
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # the end mark of a stream; each message begins with its first four bytes
 
 
+@in_states("ArrowDataSource")
 class ArrowDataSource(TableSource):
     """Rows of Arrow IPC files as dicts, at any position. Local files are mapped: only what is read leaves the disk.
 

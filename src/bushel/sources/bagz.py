@@ -12,6 +12,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, TooLarge
+from bushel.base.state_names import in_states
 from bushel.sources import decompression, file_access
 from bushel.sources.local_files import File, LocalFile, read_each
 from bushel.sources.mapped_reads import MappedReads
@@ -24,6 +25,7 @@ _SHARDED = re.compile(r"(.*)@(\d+|\*)(\.[^./]*)?")
 _SHARD = re.compile(r".*-\d{5}-of-(\d{5})(\.[^./]*)?")
 
 
+@in_states("BagzDataSource")
 class BagzDataSource(RecordSource):
     """Records of Bagz files as bytes: `.bagz` files are compressed record by record with zstd, `.bag` files are not.
 

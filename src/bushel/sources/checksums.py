@@ -29,7 +29,7 @@ def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
     >>> _ = path.write_bytes(b"abd")
     >>> check_checksums(path)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    bushel.base.errors.DamagedFile: ... is damaged: bytes 0 to 3 do not match their checksum.
+    bushel.DamagedFile: ... is damaged: bytes 0 to 3 do not match their checksum.
     """
     written = []
     for path in _find_files(paths, storage_options):

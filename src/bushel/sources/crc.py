@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.errors import BushelWarning
 from bushel.base.install import install_command
 from bushel.sources.optional_packages import import_package
 
@@ -48,6 +49,7 @@ def decide_verify(verify: bool | None) -> bool:
             "TFRecord files are read without comparing their checksums, so damage may go unnoticed: no package that "
             f"computes CRC32C is installed. Install one: {install_command('tfrecord')}. "
             "With verify=False there is no warning.",
+            BushelWarning,
             stacklevel=3,
         )
     return False

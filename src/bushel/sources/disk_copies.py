@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TypeVar
 
 from bushel.base import redact
+from bushel.base.errors import BushelWarning
 from bushel.base.progress import Progress
 from bushel.sources.local_files import File, LocalFile
 from bushel.sources.request_threads import get_threads
@@ -44,6 +45,7 @@ def open_copy(file: File, folder: str, limit_bytes: int | None) -> File:
             warnings.warn(
                 f"{file.name}: its store sends neither an ETag nor a time, so an outdated copy could not be "
                 f"recognized. The file is read without a copy in {folder}, and so are all other files of this kind.",
+                BushelWarning,
                 stacklevel=2,
             )
         return file

@@ -10,9 +10,11 @@ import numpy as np
 from bushel.base import checks, memory
 from bushel.base.blocks import Columns
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.base.state_names import in_states
 from bushel.sources.record_files import RecordSource
 
 
+@in_states("FixedRecords")
 class FixedRecords:
     """Records of one size as arrays. The bytes of each record are taken as an array of `dtype` and `shape`.
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import DamagedFile, OtherFile
+from bushel.base.state_names import in_states
 from bushel.index import words
 from bushel.sources import file_access
 from bushel.sources.array_stores import ArrayFormat, ArraySource
-from bushel.sources.hdf5_links import OtherFile, check_inside, check_link
+from bushel.sources.hdf5_links import check_inside, check_link
 from bushel.sources.local_files import as_stream, changed_error
 from bushel.sources.optional_packages import import_package
 from bushel.sources.paths import Options, is_url
@@ -24,6 +25,7 @@ _ENDINGS = (".h5", ".hdf5")
 _CHECKSUM_BYTES = 4
 
 
+@in_states("HDF5DataSource")
 class HDF5DataSource(ArraySource):
     """Datasets of HDF5 files: a record is a dict with one entry of each dataset, by its path inside the file.
 

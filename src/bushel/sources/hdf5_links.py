@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from bushel.base.errors import OtherFile
 from bushel.sources.optional_packages import import_package
 
 _HERE = "."  # the name of the file itself in a virtual dataset
-
-
-class OtherFile(ValueError):
-    """A dataset or group lies in another file than the one that was opened."""
 
 
 def check_inside(item: Any, name: str, root: Any) -> None:

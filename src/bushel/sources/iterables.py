@@ -13,10 +13,12 @@ import numpy as np
 
 from bushel.base.errors import StateMismatch
 from bushel.base.ownership import own
+from bushel.base.state_names import in_states
 from bushel.base.transforms import show_value
 from bushel.sources.protocol import SequentialReader
 
 
+@in_states("iterable")
 @dataclasses.dataclass(frozen=True)
 class IterableStream:
     """The elements of an iterable, or of the iterable that a function without arguments returns."""

@@ -11,6 +11,7 @@ import numpy as np
 from bushel.base import checks, redact
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.index import words
 from bushel.sources.arrow_rows import ArrowRows
 from bushel.sources.joined_stores import JoinedStores, Store, find_stores
@@ -22,6 +23,7 @@ T = TypeVar("T")
 _OF_LANCE = ("_rowid", "_rowaddr")  # columns that Lance adds to every data set
 
 
+@in_states("LanceDataSource")
 class LanceDataSource(JoinedStores):
     """Rows of Lance data sets as dicts, at any position. A null is None, or NaN in a column of floats.
 

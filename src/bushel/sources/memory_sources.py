@@ -14,12 +14,14 @@ from bushel.base import checks, memory, trees
 from bushel.base.blocks import Columns
 from bushel.base.ownership import copy_value
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.base.state_names import in_states
 from bushel.index import words
 from bushel.sources.local_files import changed_error
 
 _FEW_OF_EACH = 8  # so few records of each source are copied one by one
 
 
+@in_states("ArrayDataSource")
 class ArrayDataSource:
     """A tree of arrays, one record per position of their first axis. Many records are read with one gather.
 
@@ -210,6 +212,7 @@ def _gather(leaf: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return leaf.take(checks.positions(positions, len(leaf)), axis=0, out=out, mode="clip")
 
 
+@in_states("RangeDataSource")
 class RangeDataSource:
     """The integers of a range as records.
 

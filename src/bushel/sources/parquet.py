@@ -13,6 +13,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch
+from bushel.base.state_names import in_states
 from bushel.sources import file_access
 from bushel.sources.arrow_rows import to_array, to_storage
 from bushel.sources.handle_pool import HandlePool
@@ -79,6 +80,7 @@ def check_columns(file: Any, path: str, columns: Sequence[str] | None) -> None:
     check_names(path, schema, inner, columns)
 
 
+@in_states("ParquetDataSource")
 class ParquetDataSource(TableSource):
     """Rows of Parquet files as dicts, at any position.
 
@@ -142,6 +144,7 @@ class _OpenFiles:
             return self._pools[number]
 
 
+@in_states("parquet_stream")
 @dataclasses.dataclass(frozen=True)
 class ParquetStream:
     """The rows of one Parquet file, in order."""

@@ -10,6 +10,7 @@ import numpy as np
 from bushel.base import checks, trees
 from bushel.base.ownership import copy_value
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.base.state_names import in_states
 from bushel.sources import memory_sources
 
 
@@ -21,6 +22,7 @@ class Sequences(list[np.ndarray]):
         self.lengths = lengths
 
 
+@in_states("RaggedDataSource")
 class RaggedDataSource:
     """Sequences of different lengths, end to end: record i is `values[offsets[i]:offsets[i + 1]]`.
 

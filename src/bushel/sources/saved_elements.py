@@ -11,6 +11,7 @@ import numpy as np
 
 from bushel.base import blocks, checks, redact, sealed
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.sources import element_records, file_access
 from bushel.sources.element_records import Layout
 from bushel.sources.element_rows import decode_row
@@ -99,6 +100,7 @@ SOURCES: dict[str, Callable[[list[str], Any], Any]] = {
 """For each format, a function that opens its files."""
 
 
+@in_states("SavedDataSource")
 class SavedDataSource:
     """The elements that `ds.save(folder)` wrote, by position: the same trees, dtypes and values.
 

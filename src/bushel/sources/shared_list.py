@@ -6,7 +6,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bushel.base.state_names import in_states
 
+
+@in_states("SharedMemoryDataSource")
 class SharedMemoryDataSource:
     """A list of plain values in shared memory: int, float, bool, None, str and bytes.
 

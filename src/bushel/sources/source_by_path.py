@@ -9,16 +9,13 @@ import re
 from typing import Any
 
 from bushel.base import redact
+from bushel.base.errors import UnknownFormat
 from bushel.sources import file_access, file_formats
 from bushel.sources.memory_sources import ArrayDataSource
 from bushel.sources.output_folders import join_path
 from bushel.sources.saved_elements import MANIFEST, SavedDataSource
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-
-
-class UnknownFormat(ValueError):
-    """No source reads the files of a path."""
 
 
 def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from bushel.base import checks
 from bushel.base.blocks import Block, Columns
 from bushel.base.ownership import copy_value
+from bushel.base.state_names import in_states
 from bushel.sources.arrow_rows import ArrowRows
 from bushel.sources.table_files import check_names
 
@@ -57,6 +58,7 @@ class TableInMemory(abc.ABC):
         """All values, for what is kept on disk."""
 
 
+@in_states("arrow_table")
 class ArrowTableSource(TableInMemory):
     """Rows of an Arrow table or record batch as dicts, with the same values as rows of Parquet and Arrow files.
 
@@ -92,6 +94,7 @@ class ArrowTableSource(TableInMemory):
         return f"{type(self._table).__name__}({len(self)} rows: {', '.join(self._table.schema.names)})"
 
 
+@in_states("pandas_frame")
 class PandasSource(TableInMemory):
     """Rows of a pandas frame as dicts, by position. Numbers are NumPy scalars; a missing value of another type is None.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.progress import Progress
+from bushel.base.state_names import in_states
 from bushel.sources.compressed_files import decompress_file
 from bushel.sources.local_files import File
 from bushel.sources.paths import Options
@@ -16,6 +17,7 @@ from bushel.sources.record_files import RecordReader, RecordSource, copy_records
 _WINDOW = 8 << 20
 
 
+@in_states("LineDataSource")
 class LineDataSource(RecordSource):
     r"""Lines of text files as bytes, without line ends, at any position. The files are read once when it is made.
 

@@ -17,6 +17,7 @@ import numpy as np
 from bushel.base import redact
 from bushel.base.contract import optional
 from bushel.base.errors import DamagedFile, TooLarge
+from bushel.base.state_names import in_states
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.decompression import decompress_zlib
 from bushel.sources.file_access import open_file
@@ -52,6 +53,7 @@ def get_only_split(folder: Path, storage_options: Options | None = None) -> str:
     return splits[0]
 
 
+@in_states("TFDSDataSource")
 class TFDSDataSource:
     """Examples of one split of a prepared TFDS data set, decoded according to its `features.json`.
 

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, redact, sealed
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import BushelWarning, DamagedFile
 from bushel.base.progress import Progress
+from bushel.base.state_names import in_states
 from bushel.sources import crc
 from bushel.sources.crc import Checksum, mask
 from bushel.sources.local_files import File, LocalFile
@@ -40,6 +41,7 @@ def frame_record(record: bytes, crc32c: Checksum) -> bytes:
     return b"".join((length, struct.pack("<I", mask(crc32c(length))), record, struct.pack("<I", mask(crc32c(record)))))
 
 
+@in_states("TFRecordDataSource")
 class TFRecordDataSource(RecordSource):
     """Records of TFRecord files as bytes, at any position.
 
@@ -164,7 +166,7 @@ def _read_offsets(path: str, size: int) -> np.ndarray | None:
     except OSError:
         return None
     except DamagedFile as error:
-        warnings.warn(f"{error} The TFRecord file that it belongs to is scanned again.", stacklevel=2)
+        warnings.warn(f"{error} The TFRecord file that it belongs to is scanned again.", BushelWarning, stacklevel=2)
         return None
     bounds = np.frombuffer(data, "<i8").astype(np.int64)
     return bounds if len(bounds) and bounds[-1] == size else None

@@ -15,6 +15,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch, TooLarge
+from bushel.base.state_names import in_states
 from bushel.sources import crc, file_access, size_limits
 from bushel.sources.crc import Checksum, compute_length_checksums
 from bushel.sources.local_files import File
@@ -28,6 +29,7 @@ _GIVEN_UP = -1  # the position after a damaged length: the place of the next rec
 _LENGTH = struct.Struct("<Q")
 
 
+@in_states("tfrecord_stream")
 @dataclasses.dataclass(frozen=True)
 class TFRecordStream:
     """The records of one TFRecord file, in order, as bytes."""

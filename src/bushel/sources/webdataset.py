@@ -10,6 +10,7 @@ from typing import Any
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch
+from bushel.base.state_names import in_states
 from bushel.sources import file_access
 from bushel.sources.local_files import File
 from bushel.sources.paths import Options
@@ -48,6 +49,7 @@ def _expand(text: str) -> list[str]:
     return [f"{before}{choice}{rest}" for choice in choices for rest in _expand(after)]
 
 
+@in_states("webdataset_stream")
 @dataclasses.dataclass(frozen=True)
 class WebDatasetStream:
     """The samples of one tar file, in order: dicts of bytes, by the endings of the members' names, and `__key__`."""

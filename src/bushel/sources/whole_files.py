@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, redact
+from bushel.base.state_names import in_states
 from bushel.sources import file_access
 from bushel.sources.joined_files import name_files
 from bushel.sources.paths import Options, is_url
 from bushel.sources.record_files import map_in_threads
 
 
+@in_states("FileDataSource")
 class FileDataSource:
     """One record per file: a dict of its path and its content as bytes. The name of the folder is often the label.
 

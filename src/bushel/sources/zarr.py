@@ -12,6 +12,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.sources import file_access
 from bushel.sources.array_stores import ArrayFormat, ArraySource
 from bushel.sources.joined_stores import find_stores
@@ -23,6 +24,7 @@ _IS_ARRAY = re.compile(rb'"node_type"\s*:\s*"array"')
 _BLOSC = struct.Struct("<12xI")  # the header of a chunk that Blosc has compressed: its size, header included
 
 
+@in_states("ZarrDataSource")
 class ZarrDataSource(ArraySource):
     """Arrays of Zarr groups, or a single array under the name "array": a record is a dict with one entry of each.
 

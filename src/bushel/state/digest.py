@@ -33,6 +33,7 @@ from bushel.base.bytecode import find_reads, read_behaviour
 from bushel.base.contents import remove_padding
 from bushel.base.distributions import find_build
 from bushel.base.following import is_own, is_own_file
+from bushel.base.state_names import find_name, list_bases, name_of, rename_keys
 from bushel.sources import memory_sources
 from bushel.state import module_files
 from bushel.state.purity import may_read_outside
@@ -251,7 +252,7 @@ class _Reader:
     def miss(self, sink: _Sink, value: Any, why: str) -> None:
         """Notes that a value counts by its type only."""
         kind = type(value).__qualname__
-        _put(sink, "type", kind)
+        _put(sink, "type", name_of(type(value)))
         self.unseen[sink.name or kind] = f"{kind}: {why}"
 
     def name_library(self, sink: _Sink, module: str, name: str) -> None:
@@ -265,6 +266,10 @@ class _Reader:
         self.libraries.add(text)
         if sink.may_run and may_read_outside(text):
             self.outside.add(text)
+
+    def name_class(self, sink: _Sink, kind: type) -> None:
+        """Puts the name of a class of a library into a sink; of a class of ours, its constant."""
+        self.name_library(sink, kind.__module__, name_of(kind))
 
     # Values.
 
@@ -312,7 +317,7 @@ class _Reader:
         if isinstance(value, logging.Logger):
             _put(sink, "logger")
         elif isinstance(value, enum.Enum):
-            _put(sink, "enum", f"{kind.__qualname__}.{value.name}")
+            _put(sink, "enum", f"{name_of(kind)}.{value.name}")
             self.feed(sink, value.value, depth + 1)
             if is_own(kind):
                 self.refer_class(sink, kind)
@@ -336,7 +341,7 @@ class _Reader:
             self.miss(sink, value, "the environment of the process")
             self._note_outside(sink, "os.environ")
         elif (known := _describe(value)) is not None:
-            _put(sink, "described", kind.__qualname__)
+            _put(sink, "described")
             self.feed(sink, known, depth + 1)
         elif isinstance(value, functools.partial):
             _put(sink, "partial")
@@ -356,23 +361,25 @@ class _Reader:
         kind = type(value)
         if isinstance(value, (list, tuple)):
             base: Any = list if isinstance(value, list) else tuple
-            self._feed_sequence(sink, value if kind is base else base.__iter__(value), kind.__name__, depth)
+            self._feed_sequence(
+                sink, value if kind is base else base.__iter__(value), find_name(kind) or kind.__name__, depth
+            )
         elif isinstance(value, dict):
             _put(sink, "mapping", str(dict.__len__(value)))
             self._feed_entries(sink, value, depth)
         elif isinstance(value, (set, frozenset)):
             self._feed_set(sink, value)
         elif isinstance(value, (bytes, bytearray)):
-            _put(sink, kind.__qualname__, bytes(value))
+            _put(sink, name_of(kind), bytes(value))
         else:
             plain: Any = next(base for base in (str, int, float, complex) if isinstance(value, base))
             show: Any = _show_int if plain is int else plain.__repr__
-            _put(sink, kind.__qualname__, show(value))
+            _put(sink, name_of(kind), show(value))
         if kind not in (list, tuple, dict, set, frozenset):
             if is_own(kind):
                 self.refer_class(sink, kind, constructed=False)
             else:
-                _put(sink, "kind", kind.__qualname__)
+                _put(sink, "kind", name_of(kind))
             self._feed_attributes(sink, attributes_of(value), depth)
             if isinstance(value, collections.defaultdict):
                 self.feed(sink, value.default_factory, depth + 1)
@@ -520,6 +527,8 @@ class _Reader:
             self.refer(
                 sink, id(function), function, name, "function", lambda inner: self._read_function(inner, function)
             )
+        elif (constant := find_name(function)) is not None:
+            self.name_library(sink, "bushel", constant)
         elif _is_found_by_name(function):
             self.name_library(sink, function.__module__, name)
         elif hasattr(function, "registry") and hasattr(function, "dispatch"):  # functools.singledispatch
@@ -675,7 +684,10 @@ class _Reader:
     def _feed_callable(self, sink: _Sink, value: Any, depth: int) -> None:
         if isinstance(value, types.MethodType):
             _put(sink, "method")
-            self.feed(sink, value.__func__, depth + 1)
+            if (owner := find_name(type(value.__self__))) is not None and not is_own(value.__func__):
+                _put(sink, "named", f"{owner}.{value.__name__}")  # a class of ours that has a constant
+            else:
+                self.feed(sink, value.__func__, depth + 1)
             self.feed(sink, value.__self__, depth + 1)
         elif _is_builtin(value):
             self._feed_builtin(sink, value, depth)
@@ -709,14 +721,14 @@ class _Reader:
         if is_own(kind):
             self.refer_class(sink, kind)
         else:
-            self.name_library(sink, kind.__module__, kind.__qualname__)
+            self.name_class(sink, kind)
 
     def refer_class(self, sink: _Sink, kind: type, *, constructed: bool = True) -> None:
         """The code and the attributes of a user's class and its bases.
 
         With `constructed`, code may make objects of this class later, so its constructor may still run.
         """
-        for base in kind.__mro__:
+        for base in list_bases(kind):
             if is_own(base):
                 self.refer(
                     sink, id(base), base, base.__qualname__, "class", functools.partial(self._read_class, kind=base)
@@ -724,7 +736,7 @@ class _Reader:
                 if constructed and sink.may_run:
                     self._construct(base)
             elif base is not object:
-                self.name_library(sink, base.__module__, base.__qualname__)
+                self.name_class(sink, base)
 
     def _construct(self, kind: type) -> None:
         for name in _CONSTRUCTORS:
@@ -798,7 +810,7 @@ class _Reader:
 
     def _feed_object(self, sink: _Sink, value: Any, depth: int) -> None:
         kind = type(value)
-        _put(sink, "object", kind.__qualname__)
+        _put(sink, "object", name_of(kind))
         if is_own(kind):
             sink.folder = sink.folder or _folder_of(_names_of_module(kind))
             self._objects += 1
@@ -1040,7 +1052,7 @@ def _has_plain_attribute(holder: Any, name: str) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes that an object has, without running anything of its class."""
+    """The attributes that an object has, without running anything of its class; of ours, by the keys of states."""
     kind = type(value)
     attributes = dict(value.__dict__) if isinstance(getattr(value, "__dict__", None), dict) else {}
     for base in kind.__mro__:
@@ -1052,7 +1064,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
                     attributes.setdefault(name, member.__get__(value))
                 except (AttributeError, TypeError):
                     continue
-    return attributes
+    return rename_keys(kind, attributes)
 
 
 def _function_of(member: Any) -> Any:

@@ -56,8 +56,8 @@ class CheckpointHandler:
 
     @classmethod
     def typestr(cls) -> str:
-        """The name of this handler in Orbax."""
-        return f"{cls.__module__}.{cls.__qualname__}"
+        """The name of this handler in Orbax, which its checkpoints hold. It is a constant, wherever the class lies."""
+        return "bushel.checkpoint.CheckpointHandler"
 
 
 def _find_iterator(item: Any, args: Any) -> Any:

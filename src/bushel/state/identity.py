@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from bushel.base.following import is_own
+from bushel.base.state_names import find_name, name_of, rename_keys
 from bushel.base.transforms import show_value
 from bushel.graph.custom import Custom
 from bushel.graph.leaves import Source
@@ -177,7 +178,7 @@ def _own_part(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Examinat
         return _part_of_records(node, memo)
     parameters: dict[str, Any] = {}
     functions: dict[str, Examination] = {}
-    for name, value in node.parameters().items():
+    for name, value in rename_keys(type(node), node.parameters()).items():
         if _is_function(name, value):
             parameters[name] = _name_function(value)
             known = memo.functions.get(id(value))
@@ -190,9 +191,9 @@ def _own_part(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Examinat
     if node.own_class is not None:
         functions["class"] = examine(node.own_class, memo=memo)
     own_source = node.own_class is not None and not node.parents
-    values = examine(node.family or type(node).__name__, parameters, memo=memo, sampled=own_source, name="parameters")
+    values = examine(name_of(type(node)), parameters, memo=memo, sampled=own_source, name="parameters")
     if own_source and callable(own := getattr(cast(Custom, node).dataset, "fingerprint", None)):
-        values = examine(type(node).__name__, own(), memo=memo, name="fingerprint")
+        values = examine(name_of(type(node)), own(), memo=memo, name="fingerprint")
     return node.call(), values.digest, _with_details(functions), {**functions, "parameters": values}
 
 
@@ -201,7 +202,7 @@ def _part_of_records(node: Records, memo: Memo) -> tuple[str, str, str, dict[str
     seen: dict[str, Examination] = {}
     iterable = getattr(node.source, "iterable", None)
     attributes = _list_attributes(iterable) if iterable is not None and not callable(iterable) else []
-    values = [node.family or type(node).__name__, node.parameters(), *attributes]
+    values = [name_of(type(node)), node.parameters(), *attributes]
     data = examine(*values, sampled=True, memo=memo, name="data")
     seen["data"] = data
     if callable(iterable):
@@ -220,7 +221,7 @@ def _examine_code_of_source(source: Any, memo: Memo) -> Examination | None:
 def _name_function(value: Any) -> str:
     while not hasattr(value, "__qualname__") and callable(getattr(value, "func", None)):
         value = value.func  # of a partial
-    return getattr(value, "__qualname__", type(value).__qualname__)
+    return find_name(value) or getattr(value, "__qualname__", None) or name_of(type(value))
 
 
 _DETAIL = ";"
@@ -256,12 +257,12 @@ def fingerprint(source: Any) -> Any:
     """What tells the data of a source from other data, without reading all of it."""
     own = getattr(source, "fingerprint", None)
     if callable(own):
-        return [type(source).__name__, own()]
+        return [_name_source(source), own()]
     if isinstance(source, (list, tuple, dict, str, bytes, range, np.ndarray)):
         return source
     if is_in_memory(source):
-        return [type(source).__name__, source]
-    known = [type(source).__name__, len(source)]
+        return [_name_source(source), source]
+    known = [_name_source(source), len(source)]
     if is_hugging_face(source) and (values := _read_hugging_face(source, most_bytes=_SMALL_BYTES)) is not None:
         known.append(values)
     own_text = [] if type(source).__repr__ is object.__repr__ else [show_value(source)]
@@ -270,6 +271,10 @@ def fingerprint(source: Any) -> Any:
         return known + own_text + _list_attributes(source)
     attributes = [{name: each for name, each in found.items() if name != "paths"} for found in _list_attributes(source)]
     return [*known, file_fingerprint(paths), *_without_folders([*own_text, *attributes], paths)]
+
+
+def _name_source(source: Any) -> str:
+    return find_name(type(source)) or type(source).__name__
 
 
 def _list_attributes(source: Any) -> list[Any]:
@@ -312,7 +317,7 @@ def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
     They are known from a `fingerprint()`, from values in memory, and from a class of the user's own whose attributes
     are values in memory, if its code reads nothing else.
     """
-    name = type(subject).__name__
+    name = _name_source(subject)
     in_full = getattr(subject, "fingerprint_in_full", None)
     if isinstance(subject, IterableStream):
         return _examine_iterable(subject, memo)
@@ -335,11 +340,12 @@ def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
     if is_in_memory(subject):
         found = examine(name, subject, memo=memo, name=name)
         return found, _find_problem(found)
-    attributes = {key: value for key, value in attributes_of(subject).items() if key not in ("_parents", "_node")}
+    attributes = attributes_of(subject)
     own_class = type(subject) if is_own(type(subject)) else None
     found = examine(name, attributes, memo=memo, name=name, class_of=own_class)
     if not is_own(type(subject)):
-        return found, f"{type(subject).__module__.partition('.')[0]}.{name} has no fingerprint"
+        kind = type(subject)
+        return found, f"{kind.__module__.partition('.')[0]}.{kind.__name__} has no fingerprint"
     return found, _find_problem(found)
 
 
@@ -489,9 +495,9 @@ def _describe_dataset(value: Any) -> Any:
     node = getattr(value, "_node", None)
     if isinstance(node, Node) and not hasattr(type(value), "__next__"):
         return _without_calls(identify(node))
-    if type(value).__module__.startswith("bushel.sources.") and callable(getattr(value, "fingerprint", None)):
+    if (name := find_name(type(value))) is not None and callable(getattr(type(value), "fingerprint", None)):
         in_full = getattr(value, "fingerprint_in_full", value.fingerprint)
-        return [type(value).__name__, in_full()]
+        return [name, in_full()]
     return None
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from bushel.trajectory.augmentations import augment_image
     from bushel.trajectory.conversion import convert_episodes, reencode_videos
+    from bushel.trajectory.data_utils import BadTrajectory
     from bushel.trajectory.dataset import TrajectoryDataset
     from bushel.trajectory.dataset_from_lerobot import make_dataset_from_lerobot
     from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
     )
     from bushel.trajectory.offset_windows import window_frames
     from bushel.trajectory.oxe import make_oxe_dataset_kwargs, make_oxe_dataset_kwargs_and_weights
+    from bushel.trajectory.oxe.registry import NotTrained
     from bushel.trajectory.pipelines import create_validation_dataset, make_interleaved_dataset, make_single_dataset
     from bushel.trajectory.pixels import decode_depth, decode_image, resize_depth_image, resize_image
     from bushel.trajectory.rlds import RLDSBuilder, RLDSEpisodes, write_rlds
+    from bushel.trajectory.statements import StatementError
     from bushel.trajectory.statistics import (
         Statistics,
         code_of,
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "augmentations": "augment_image",
     "conversion": "convert_episodes reencode_videos",
+    "data_utils": "BadTrajectory",
     "dataset": "TrajectoryDataset",
     "dataset_from_lerobot": "make_dataset_from_lerobot",
     "dataset_from_rlds": "make_dataset_from_rlds",
@@ -76,15 +80,18 @@ _MODULES = {
     "normalize_action_and_proprio unnormalize_action_and_proprio",
     "offset_windows": "window_frames",
     "oxe": "make_oxe_dataset_kwargs make_oxe_dataset_kwargs_and_weights",
+    "oxe.registry": "NotTrained",
     "pipelines": "create_validation_dataset make_interleaved_dataset make_single_dataset",
     "pixels": "decode_depth decode_image resize_depth_image resize_image",
     "rlds": "RLDSBuilder RLDSEpisodes write_rlds",
+    "statements": "StatementError",
     "statistics": "Statistics code_of get_dataset_statistics load_statistics save_statistics",
     "text_processing": "CLIPTextProcessor HFTokenizer TextProcessor process_text",
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
+    "BadTrajectory",
     "CLIPTextProcessor",
     "DatasetConfig",
     "Encoded",
@@ -98,8 +105,10 @@ __all__ = [
     "MixtureConfig",
     "ModuleSpec",
     "NormalizationType",
+    "NotTrained",
     "RLDSBuilder",
     "RLDSEpisodes",
+    "StatementError",
     "Statistics",
     "TextProcessor",
     "TrajectoryDataset",

@@ -11,18 +11,22 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bushel.base import checks
+from bushel.base.errors import BushelError
+from bushel.base.state_names import in_states
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_text, is_traced, running_max, take_rows
 
 Tree = dict[str, Any]
 
 
-class BadTrajectory(ValueError):
+class BadTrajectory(BushelError, ValueError):
     """A trajectory that cannot be used, found by code that does not know its file. The caller adds the file.
 
     Attributes:
       number: the number of the trajectory among those that the code was given.
     """
+
+    __module__ = "bushel.trajectory"
 
     def __init__(self, message: str, number: int):
         super().__init__(message, number)
@@ -390,6 +394,7 @@ def allocate_threads(n: int | None, weights: ArrayLike, *, compat: str | None = 
     return given
 
 
+@in_states("filter_success_droid")
 def filter_success_droid(trajectory: Mapping[str, Any]) -> bool:
     """Whether the file of a DROID trajectory is in a folder `success`.
 

@@ -18,6 +18,7 @@ import numpy as np
 from bushel.base import checks, hints, trees
 from bushel.base.hints import explains_arguments
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions, WorkerOptions
+from bushel.base.state_names import in_states
 from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
 from bushel.trajectory import single_pass
@@ -447,6 +448,7 @@ def _methods_of_map_datasets() -> dict[str, str]:
 # are refused.
 
 
+@in_states("texts_as_objects")
 def _texts_as_objects(frame: Any) -> Any:
     """A frame with texts as objects. Stacked bytes would get a dtype that depends on the longest text of the batch."""
 
@@ -457,5 +459,6 @@ def _texts_as_objects(frame: Any) -> Any:
     return trees.map_leaves(as_object, frame)
 
 
+@in_states("with_key")
 def _with_key(frame: Any, rng: np.random.Generator) -> Any:
     return {**frame, "key": rng.integers(1 << 32, size=2, dtype=np.uint32)}

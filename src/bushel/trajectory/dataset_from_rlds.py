@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, redact
+from bushel.base.errors import BushelWarning
 from bushel.base.options import MultiprocessingOptions
+from bushel.base.state_names import in_states
 from bushel.dataset import MapDataset
 from bushel.sources.paths import expand_path, get_cache_folder, is_url
 from bushel.state.digest import whole_digest
@@ -43,6 +45,7 @@ from bushel.trajectory.table_builder import replace_handles
 _log = logging.getLogger("bushel")
 
 
+@in_states("tolerant_episodes", {"_episodes": "tolerant_episodes.episodes"})
 class _Tolerant:
     """Episodes as a source that returns the exception in place of a damaged episode.
 
@@ -70,6 +73,7 @@ class _Tolerant:
         return self._episodes.fingerprint()
 
 
+@in_states("prepare_episode")
 @dataclasses.dataclass(frozen=True)
 class _Prepare:
     """Filters each raw trajectory and restructures it. The trajectory is None if a filter has removed it."""
@@ -131,7 +135,9 @@ def _load_or_build_table(
         except (OSError, ValueError, LookupError, TypeError, EOFError) as error:
             cause = f"{type(error).__name__}: {error}"
             warnings.warn(
-                f"The table in {folder} is damaged, so {restructure.name} is read again ({cause}).", stacklevel=4
+                f"The table in {folder} is damaged, so {restructure.name} is read again ({cause}).",
+                BushelWarning,
+                stacklevel=4,
             )
             anew = True
     prepare = _Prepare(restructure, tuple(map(load_function, filters)), ignore_errors, raw)
@@ -155,6 +161,7 @@ def _load_or_build_table(
         warnings.warn(
             f"{len(errors)} of {len(raw)} trajectories of {restructure.name} could not be read and are left out. "
             f"The first: {errors[0]}",
+            BushelWarning,
             stacklevel=4,
         )
     columns = Episodes.of(metadata).columns if metadata[0] else {}
@@ -166,6 +173,7 @@ def _load_or_build_table(
         warnings.warn(
             f"The table of {restructure.name} cannot be written to {folder} ({error}). It stays in memory, and the "
             "next run reads the data set again. Set cache_dir or $BUSHEL_CACHE_DIR to a folder that can be written.",
+            BushelWarning,
             stacklevel=4,
         )
         return table
@@ -290,7 +298,9 @@ def make_dataset_from_rlds(
     """
     others.pop("override_traj_transform_kwargs", None)
     if others and is_faithful(compat):  # the original ignores them without a warning
-        warnings.warn(f"make_dataset_from_rlds does not know and ignores {sorted(others)}.", stacklevel=3)
+        warnings.warn(
+            f"make_dataset_from_rlds does not know and ignores {sorted(others)}.", BushelWarning, stacklevel=3
+        )
     elif others:
         known = [argument for argument in inspect.signature(make_dataset_from_rlds).parameters if argument != "others"]
         refuse_unknown(others, known, f"make_dataset_from_rlds of {name}", "argument")
@@ -398,6 +408,14 @@ def _add_mask(statistics: Mapping[str, Any], mask: Sequence[bool]) -> dict[str, 
     return {**statistics, "action": {**statistics["action"], "mask": np.array(mask, dtype=bool)}}
 
 
+@in_states(
+    "prepared_trajectories",
+    {
+        "_chosen": "prepared_trajectories.chosen",
+        "_table": "prepared_trajectories.table",
+        "_proprio": "prepared_trajectories.proprio",
+    },
+)
 class _Trajectories:
     """Actions and proprioception of some episodes of a table, for statistics."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import trees
+from bushel.base.state_names import in_states
 from bushel.dataset import MapDataset
 from bushel.trajectory.numpy_or_jax import to_numpy, to_objects
 from bushel.trajectory.sample_index import index_samples
@@ -83,6 +84,16 @@ class OpaquePart:
 Part = TablePart | OpaquePart
 
 
+@in_states(
+    "frames_of_trajectories",
+    {
+        "_trajectories": "frames_of_trajectories.trajectories",
+        "_lengths": "frames_of_trajectories.lengths",
+        "_ends": None,
+        "_made": None,
+        "_lock": None,
+    },
+)
 class _Frames:
     """The frames of opaque trajectories: each frame needs its whole trajectory, so the last eight are kept."""
 
@@ -128,6 +139,7 @@ def flatten_opaque(trajectories: MapDataset[Any]) -> OpaquePart:
     return OpaquePart(MapDataset.range(int(lengths.sum())).map_with_index(_Frames(trajectories, lengths)))
 
 
+@in_states("count_steps")
 def count_steps(trajectory: Mapping[str, Any]) -> int:
     """The number of steps of a trajectory."""
     return len(trees.leaves(trajectory)[0])
@@ -159,10 +171,12 @@ class OnFrames:
         return ds.random_map(changed, seed=self.seed)
 
 
+@in_states("map_frames")
 def _map_frames(function: Callable[[Any], Any], trajectory: Any) -> Any:
     return _stack_frames([function(frame) for frame in _split_frames(trajectory)])
 
 
+@in_states("map_frames_randomly")
 def _map_frames_randomly(
     function: Callable[[Any, np.random.Generator], Any], trajectory: Any, rng: np.random.Generator
 ) -> Any:

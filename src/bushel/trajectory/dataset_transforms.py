@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks
+from bushel.base.errors import BushelWarning
+from bushel.base.state_names import in_states
 from bushel.dataset import MapDataset
 from bushel.trajectory import goal_relabeling, task_augmentation
 from bushel.trajectory.compat import is_faithful
@@ -214,6 +216,7 @@ def _filter_frames(samples: Samples, frame_filter: Callable[[Tree], Any]) -> np.
 # Transforms of frames.
 
 
+@in_states("frame_transforms")
 @dataclasses.dataclass(frozen=True)
 class FrameTransforms:
     """The transform of the images of a frame: a function of the frame and a generator.
@@ -315,7 +318,7 @@ def _check_augmented(asked: Mapping[str, Any], images: Sequence[str] | None) -> 
         message = f"image_augment_kwargs has {', '.join(others)}; the images are {', '.join(images or ())}."
         if len(others) == len(asked):
             raise ValueError(f"{message} Nothing would be augmented.")
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(message, BushelWarning, stacklevel=4)
 
 
 def _check_sizes(asked: Any, what: str) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.contract import optional
+from bushel.base.state_names import in_states
 from bushel.sources.record_files import RecordSource
 from bushel.sources.tfrecord import TFRecordDataSource
 
@@ -54,6 +55,10 @@ class ImageParts(abc.ABC):
         return self
 
 
+@in_states(
+    "record_parts",
+    {"_source": "record_parts.source", "_alone": None, "_kept": None, "_kept_bytes": None, "_lock": None},
+)
 class RecordParts(ImageParts):
     """Reads parts of records. A part is given by the number of its record, its start in bytes, and its size in bytes.
 

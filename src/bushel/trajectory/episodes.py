@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import sealed
+from bushel.base.state_names import in_states
 from bushel.trajectory.data_utils import flatten_tree, nest_leaves
 from bushel.trajectory.encoded_images import ImageParts
 from bushel.trajectory.frame_columns import Column, Columns, Constant, Images, Joined, Numbers, Texts, join_columns
@@ -30,6 +31,7 @@ FORMAT = 2
 """The version of the files of a table. A folder with another version is not read."""
 
 
+@in_states("Episodes")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Episodes:
     """A table of frames and the lengths of the episodes that they make up.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.state_names import in_states
 from bushel.index import words
 from bushel.trajectory.encoded_images import Encoded, ImageParts
 from bushel.trajectory.numpy_or_jax import to_objects
@@ -27,6 +28,7 @@ def make_true(shape: tuple[int, ...]) -> np.ndarray:
     return mask
 
 
+@in_states("numbers_of_frames")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Numbers:
     """A column of numbers."""
@@ -51,6 +53,7 @@ class Numbers:
         return make_true(frames.shape)
 
 
+@in_states("texts_of_frames")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Texts:
     """A column of bytes, of which few are distinct."""
@@ -75,6 +78,7 @@ class Texts:
         return np.array([len(value) != 0 for value in self.values], dtype=bool)
 
 
+@in_states("images_of_frames")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
     """A column of encoded images, each as (record, start, size in bytes). A size of 0 is padding."""
@@ -99,6 +103,7 @@ class Images:
         return np.take(self.places[:, 2], frames) != 0
 
 
+@in_states("constant_of_frames")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant:
     """A column with the same entry in all frames: a name, or padding for what a data set does not have."""
@@ -131,6 +136,7 @@ class Constant:
         return np.shape(self.entry)
 
 
+@in_states("joined_columns")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Joined:
     """Several columns, one after another, as one. All frames of one row of `take` must lie in the same column."""

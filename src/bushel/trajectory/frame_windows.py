@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bushel.base import checks
+from bushel.base.state_names import in_states
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.numpy_or_jax import get_namespace
 
 
+@in_states("frame_windows")
 @dataclasses.dataclass(frozen=True)
 class Windows:
     """The frames of a sample at time t: a window of past observations, and a chunk of actions for each of them.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.state_names import in_states
 from bushel.trajectory.data_utils import flatten_tree
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.samples import Samples
@@ -15,6 +16,7 @@ from bushel.trajectory.samples import Samples
 Normalization = Callable[[np.ndarray, str, np.ndarray], np.ndarray]
 
 
+@in_states("normalize_each")
 @dataclasses.dataclass(frozen=True, eq=False)
 class NormalizeEach:
     """Normalises each row with the statistics of its data set. `ends` are the ends of the data sets, in episodes."""

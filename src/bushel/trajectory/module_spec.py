@@ -93,13 +93,8 @@ def list_functions(functions: Sequence[Function] | Function | None) -> tuple[Fun
 
 
 def identify_function(function: Function) -> str:
-    """A text that differs for functions that differ: the name, and a digest of the code and of all that it reads."""
-    spec = _parse(function)
-    if isinstance(spec, Mapping):
-        name = ModuleSpec.to_string(spec)
-    else:
-        name = getattr(spec, "__qualname__", type(spec).__qualname__)
-    return f"{name}#{whole_digest(load_function(spec))}"
+    """A digest that differs for functions that differ: of the code and of all that it reads."""
+    return whole_digest(load_function(function))
 
 
 def _parse(function: Function) -> Callable[..., Any] | Mapping[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, trees
+from bushel.base.errors import BushelWarning
 from bushel.trajectory.augmentations import augment_image
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.encoded_images import describe_origin
@@ -79,6 +80,7 @@ def _choose_sizes(obs: Mapping[str, Any], prefix: str, wanted: Size | Mapping[st
             warnings.warn(
                 f"There is no size for {key}: its images keep their own size, and padding has one pixel. Images of "
                 f"different sizes cannot be batched. Give a size for {name!r}.",
+                BushelWarning,
                 stacklevel=3,
             )
         sizes.append((key, None if size is None else check_size(size)))

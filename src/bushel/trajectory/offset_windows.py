@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks
+from bushel.base.state_names import in_states
 from bushel.dataset import MapDataset
 from bushel.trajectory.data_utils import flatten_tree, nest_leaves
 from bushel.trajectory.episodes import Episodes
@@ -48,6 +49,7 @@ def window_frames(episodes: Episodes, offsets: Mapping[str, Sequence[int]]) -> M
     return MapDataset.range(episodes.frames).map(windows, vectorized=True)
 
 
+@in_states("offset_windows")
 @dataclasses.dataclass(frozen=True, eq=False)
 class _OffsetWindows:
     episodes: Episodes

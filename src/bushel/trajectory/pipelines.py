@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks
+from bushel.base.errors import BushelWarning
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.config_values import accept_configs, refuse_unknown
 from bushel.trajectory.data_utils import allocate_threads, get_entry
@@ -196,7 +197,7 @@ def _report_headless(headless: Sequence[str], names: Sequence[str]) -> None:
     message = f"head_to_dataset has no head for {', '.join(headless)}: actions of these data sets train nothing."
     if len(headless) == len(names):
         raise ValueError(f"{message} Its values must be names of data sets, which are {', '.join(names)}.")
-    warnings.warn(message, stacklevel=4)
+    warnings.warn(message, BushelWarning, stacklevel=4)
 
 
 def _derive_seed(seed: int, number: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.base.state_names import in_states
 from bushel.graph.node import Computed, Leaf, Origin, Plan
 from bushel.index import words
 from bushel.map_dataset import MapDataset, MapPipeline
@@ -105,6 +106,7 @@ class SampleSpace:
         return choose_steps(indexed_draws.hash_numbers(np.arange(size), key), self.limit)
 
 
+@in_states("trajectory_samples")
 @dataclasses.dataclass(frozen=True, eq=False)
 class SampleIndex(Leaf):
     """The sample numbers [first, first + count) of `total`; in epoch e, e * total is added to each of them."""
@@ -131,11 +133,6 @@ class SampleIndex(Leaf):
 
     def call(self) -> str:
         return f"samples({self.count})"
-
-
-# The identity of a pipeline, which every saved state carries, holds the names of its node classes. Under another name
-# this class would refuse all states that were saved before it was renamed.
-SampleIndex.__name__ = "_Tickets"
 
 
 def index_samples(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, trees
+from bushel.base.state_names import in_states
 from bushel.graph.node import InTwoSteps, Origin
 from bushel.trajectory import goal_relabeling, normalization, task_augmentation
 from bushel.trajectory.compat import is_faithful
@@ -43,6 +44,7 @@ _NO_ACTION = np.zeros((1, 1), dtype=np.float32)
 _GOAL, _DELETE, _REPHRASE, _PHRASE, _LANGUAGE = range(5)  # purposes of draws
 
 
+@in_states("trajectory_normalize")
 @dataclasses.dataclass(frozen=True)
 class Normalize:
     """Normalises actions and proprioception of one data set."""
@@ -58,6 +60,7 @@ class Normalize:
         return normalization.normalize(values, self.statistics[name], self.kind)
 
 
+@in_states("trajectory_transforms")
 @dataclasses.dataclass(frozen=True)
 class Transforms:
     """The arguments of `apply_trajectory_transforms`, checked.
@@ -90,6 +93,7 @@ class Transforms:
                 checks.positive(getattr(self, name), name)
 
 
+@in_states("trajectory_sample")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Samples(InTwoSteps):
     """The samples of a table of episodes, after the trajectory transforms.
@@ -488,6 +492,7 @@ def _is_text(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray) and leaf.dtype == object
 
 
+@in_states("read_images")
 def read_images(tree: Any) -> Any:
     """The tree with its encoded images as bytes, read all together and each once. Other arrays become NumPy's.
 

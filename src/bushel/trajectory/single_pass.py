@@ -11,6 +11,7 @@ from typing import Any
 from bushel.base import checks
 from bushel.base.options import MultiprocessingOptions, RayOptions, ReadOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress
+from bushel.base.state_names import in_states
 from bushel.dataset import IterDataset, MapDataset
 from bushel.trajectory.numpy_or_jax import to_numpy
 
@@ -63,6 +64,7 @@ def _iterate(ds: MapDataset[Any], options: WorkerOptions | None, progress: Progr
                 return
 
 
+@in_states("numbered_episodes")
 @dataclasses.dataclass(frozen=True)
 class _Numbered:
     """A function's value with the number of its element. The numbers show which elements were left out."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.state_names import in_states
 from bushel.trajectory.data_utils import Tree, tree_map
 from bushel.trajectory.episodes import LANGUAGES
 from bushel.trajectory.frame_columns import Columns, Constant
@@ -27,6 +28,7 @@ def name_entry(kind: str, new: str) -> str:
     return f"{kind}_{new}" if new else kind
 
 
+@in_states("Restructure")
 @dataclasses.dataclass(frozen=True)
 class Restructure:
     """Maps the entries of a raw trajectory to names that are the same for all data sets.

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.errors import BushelError
+from bushel.base.state_names import in_states
 from bushel.sources import paths
 from bushel.trajectory.data_utils import Tree
 from bushel.trajectory.module_spec import Function, identify_function, load_function
@@ -23,6 +25,7 @@ SEPARATOR = "|"
 """Between the keys of a path. Keys of data sets contain "/" and "." themselves."""
 
 
+@in_states("Statements")
 @dataclasses.dataclass(frozen=True)
 class Statements:
     """A `standardize_fn` as data: statements that run in order on a trajectory.
@@ -93,16 +96,18 @@ def read_standardization(text: str) -> str | list[Any]:
 # Paths.
 
 
-class StatementError(ValueError):
+class StatementError(BushelError, ValueError):
     """A trajectory cannot be standardised. Whoever knows the data set adds its name."""
 
+    __module__ = "bushel.trajectory"
 
-class MissingEntry(StatementError):
+
+class _MissingEntry(StatementError):
     """A trajectory has no entry at a path that a statement reads."""
 
 
 def get_path(tree: Mapping[str, Any], path: str) -> Any:
-    """The entry at a path such as "observation|state". A missing entry raises MissingEntry.
+    """The entry at a path such as "observation|state". A missing entry raises _MissingEntry.
 
     >>> get_path({"observation": {"state": 1}}, "observation|state")
     1
@@ -112,7 +117,7 @@ def get_path(tree: Mapping[str, Any], path: str) -> Any:
     for key in path.split(SEPARATOR):
         if not isinstance(inner, Mapping) or key not in inner:
             has = f"has {', '.join(sorted(inner))}" if isinstance(inner, Mapping) else "is an array"
-            raise MissingEntry(f"there is no {path!r}; {repr(above) if above else 'the trajectory'} {has}")
+            raise _MissingEntry(f"there is no {path!r}; {repr(above) if above else 'the trajectory'} {has}")
         inner, above = inner[key], f"{above}{SEPARATOR}{key}" if above else key
     return inner
 
@@ -161,7 +166,7 @@ def _choose_existing(tree: Tree, *expressions: Any) -> Any:
     for number, expression in enumerate(expressions):
         try:
             return _evaluate(tree, expression)
-        except MissingEntry:
+        except _MissingEntry:
             if number == len(expressions) - 1:
                 raise
     raise ValueError("there is nothing to choose from")

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from bushel.base import redact, sealed
 from bushel.base.options import ReadOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress, Shown
+from bushel.base.state_names import in_states
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator
 from bushel.sources import file_access, output_folders
@@ -130,6 +131,7 @@ class Statistics:
         self.count = whole
 
 
+@in_states("merge_statistics")
 def merge(a: Statistics, b: Statistics) -> Statistics:
     """The statistics of the rows of both objects.
 
@@ -316,6 +318,7 @@ def _open_stream(
     return iter(prefetch(stream, options) if options else stream), total
 
 
+@in_states("pick_for_statistics")
 def _pick(traj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, np.ndarray]:
     observation = get_entry(traj, "observation") if keys else {}
     leaves = {name: get_entry(observation, name, of="An observation") for name in keys}

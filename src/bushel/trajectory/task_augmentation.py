@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import redact
+from bushel.base.state_names import in_states
 from bushel.sources import file_access
 from bushel.sources.paths import expand_path, is_url
 from bushel.trajectory.compat import is_faithful
@@ -106,6 +107,7 @@ def delete_task_conditioning(
     return {**traj, "task": delete_conditioning(task, numbers, length, keep_image_prob, has_image=has_image)}
 
 
+@in_states("Rephraser", {"_table": "Rephraser.table", "_whole": "Rephraser.whole"})
 class Rephraser:
     """Paraphrases of instructions, from a JSON file or a dict: sentence -> other sentences, separated by full stops.
 

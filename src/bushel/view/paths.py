@@ -8,12 +8,12 @@ from typing import Any
 
 from bushel import sources
 from bushel.base import redact
+from bushel.base.errors import UnknownFormat
 from bushel.sources import file_access, output_folders
 from bushel.sources.file_formats import FileFormat, choose_files, find_format, is_array_file, is_whole_file
 from bushel.sources.memory_sources import ArrayDataSource
 from bushel.sources.output_folders import join_path
 from bushel.sources.paths import Options, expand_path, is_url
-from bushel.sources.source_by_path import UnknownFormat
 from bushel.sources.tfds import TFDSDataSource
 from bushel.sources.whole_files import FileDataSource
 from bushel.trajectory import episode_paths

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from bushel.base.errors import BushelWarning
 from bushel.base.install import DISTRIBUTION
 from bushel.sources.optional_packages import import_package
 
@@ -64,7 +65,7 @@ def _warn_if_open(ray: Any) -> None:
     if reachable:
         _warned.add(address)
         where = f"it listens at {address}"
-        warnings.warn(OPEN_CLUSTER.format(where=where), stacklevel=2)
+        warnings.warn(OPEN_CLUSTER.format(where=where), BushelWarning, stacklevel=2)
 
 
 def asks_for_token() -> bool:

@@ -33,7 +33,7 @@ import random
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from bushel.base.errors import WorkerDied
+from bushel.base.errors import WorkerDied, WorkerTimeout
 from bushel.engine.pool.jobs import Job
 from bushel.graph.node import merge_origins
 
@@ -248,22 +248,22 @@ class Blame:
                 attempts[job] = max(suspected, key=lambda suspicion: suspicion.not_before)
         return attempts
 
-    def make_error(self, job: Job, low: int, high: int, what: str, counted: int) -> WorkerDied:
+    def make_error(self, job: Job, low: int, high: int, what: str | None, counted: int) -> WorkerDied:
         """Return the error that names the element at positions [low, high) of a job.
 
         Args:
-          what: what the element has done, as the end of a sentence.
+          what: what the element has done, as the end of a sentence; None if it took too long.
           counted: how many counting steps it has reached, if the job had to ask for the counts.
         """
         program = job.task.program
         positions = range(low, min(high, low + 8))
         records = "; ".join(map(str, merge_origins(origin for at in positions for origin in program.origins(at))))
         made_of = f" ({records})" if records else ""
-        error = WorkerDied(f"Computing {program.describe_elements(low, high)}{made_of} {what}.")
+        name = f"Computing {program.describe_elements(low, high)}{made_of}"
+        if what is None:
+            error: WorkerDied = WorkerTimeout(f"{name} took longer than timeout_s={self._timeout_s} s, twice.")
+        else:
+            error = WorkerDied(f"{name} {what}.")
         counts = job.task.counts  # if they were known beforehand, the element has reached all counting steps
         error.at, error.counted = (low, high), counted if counts is None else len(counts)
         return error
-
-    def describe_timeout(self) -> str:
-        """Return what an element has done that took too long, as the end of a sentence."""
-        return f"took longer than timeout_s={self._timeout_s} s, twice"

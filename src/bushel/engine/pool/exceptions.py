@@ -109,8 +109,13 @@ def _reduce_exception(obj: Any) -> Any:
 
 
 def _find_builtin_base(kind: Any) -> Any:
-    """The nearest base class of an exception that is Python's own."""
-    return next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    """The base class of an exception that is Python's own and says what its objects look like in memory.
+
+    Of several bases, as of a RuntimeError that is an OSError too, only this one can make such an object.
+    """
+    while kind.__module__ != "builtins":
+        kind = kind.__base__
+    return kind
 
 
 def _rebuild_exception(kind: Any, args: tuple[Any, ...], attributes: dict[str, Any], lost: list[str]) -> BaseException:

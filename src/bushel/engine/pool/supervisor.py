@@ -391,9 +391,9 @@ class PoolSupervisor(abc.ABC, Generic[W]):
             if place is not None and place[0] >= job.at and not job.footprint.released:
                 unit = job.task.program.unit
                 row = job.task.low + (place[0] - job.task.low) // unit * unit
-                self._end_before(worker, job, row, *place, self._blame.describe_timeout(), activity.counted)
+                self._end_before(worker, job, row, *place, None, activity.counted)
 
-    def _end_before(self, worker: W, job: Job, row: int, low: int, high: int, what: str, counted: int) -> None:
+    def _end_before(self, worker: W, job: Job, row: int, low: int, high: int, what: str | None, counted: int) -> None:
         """Ends a job before the row that an element at positions [low, high) is part of, with the error that names it.
 
         If rows before it have no result yet, they are computed once more, and the error comes after them.

@@ -8,6 +8,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.trajectory.array_episodes.array_files import ArrayFile, describing_damage, find_versions, list_datasets
 from bushel.trajectory.array_episodes.builder import ArrayEpisodesBuilder, Layout, Tree, repeat_text
 from bushel.trajectory.array_episodes.finding import find_episode_files, number_files
@@ -47,6 +48,7 @@ def open_aloha(
     return ArrayEpisodesBuilder(_Aloha(files, splits, reverse_jpeg_colors, check_choice(missing_images)), name)
 
 
+@in_states("aloha_layout")
 class _Aloha(Layout):
     def __init__(self, files: list[ArrayFile], splits: dict[str, np.ndarray], reverse: bool, pad: bool):
         self.episodes = [(file, "") for file in files]

@@ -19,11 +19,12 @@ from typing import Any, Literal
 import numpy as np
 
 from bushel.base import redact
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import DamagedFile, OtherFile
+from bushel.base.state_names import in_states
 from bushel.sources import file_access, local_files, paths
 from bushel.sources.array_files import load_arrays
 from bushel.sources.hdf5 import check_chunks
-from bushel.sources.hdf5_links import OtherFile, check_inside
+from bushel.sources.hdf5_links import check_inside
 from bushel.sources.optional_packages import import_package
 
 _OPEN_FILES = 64
@@ -32,6 +33,7 @@ _KEPT_BYTES = 256 << 20
 Kind = Literal["hdf5", "npz"]
 
 
+@in_states("array_file")
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArrayFile:
     """The address of a file with named arrays. It is opened when an array of it is read.

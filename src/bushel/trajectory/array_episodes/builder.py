@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks
+from bushel.base.state_names import name_of
 from bushel.trajectory.array_episodes.array_files import ArrayFile
 from bushel.trajectory.array_episodes.stored_frames import StoredFrames
 from bushel.trajectory.episode_builder import EpisodeBuilder
@@ -81,7 +82,7 @@ class ArrayEpisodes:
         """The layout, the versions of the files, and which episodes these are."""
         files = dict.fromkeys((file.path, str(file.version)) for file, _ in self._layout.episodes)
         versions = [version for _, version in files]
-        return [type(self._layout).__name__, versions, self._numbers.tolist(), list(self._layout.settings)]
+        return [name_of(type(self._layout)), versions, self._numbers.tolist(), list(self._layout.settings)]
 
     def __repr__(self) -> str:
         return f"ArrayEpisodes({self._name}: {len(self)} episodes)"

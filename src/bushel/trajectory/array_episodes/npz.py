@@ -9,6 +9,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.trajectory.array_episodes.array_files import ArrayFile, find_versions
 from bushel.trajectory.array_episodes.builder import ArrayEpisodesBuilder, Layout, Tree, is_image, repeat_text
 from bushel.trajectory.array_episodes.finding import find_episode_files, number_files
@@ -43,6 +44,7 @@ def open_npz(
     return ArrayEpisodesBuilder(_Npz(files, splits, fps, check_choice(missing_images)), name)
 
 
+@in_states("npz_layout")
 class _Npz(Layout):
     def __init__(self, files: list[ArrayFile], splits: dict[str, np.ndarray], fps: float | None, pad: bool):
         self.episodes = [(file, "") for file in files]

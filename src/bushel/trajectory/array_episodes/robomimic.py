@@ -10,6 +10,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.sources.hdf5_links import check_inside
 from bushel.trajectory.array_episodes.array_files import ArrayFile, describing_damage, find_versions, list_datasets
 from bushel.trajectory.array_episodes.builder import ArrayEpisodesBuilder, Layout, Tree, is_image, repeat_text
@@ -47,6 +48,7 @@ def check_choice(missing_images: str) -> bool:
     return missing_images == "pad"
 
 
+@in_states("robomimic_layout")
 class _Robomimic(Layout):
     def __init__(self, file: ArrayFile, pad: bool):
         content = file.open()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.sources.optional_packages import import_package
 from bushel.trajectory.array_episodes.array_files import ArrayFile
 from bushel.trajectory.encoded_images import Encoded, ImageParts
@@ -20,6 +21,10 @@ Episode = tuple[ArrayFile, str]
 """The file of an episode, and what comes before the names of its arrays in it."""
 
 
+@in_states(
+    "stored_frames",
+    {"_episodes": "stored_frames.episodes", "_keys": "stored_frames.keys", "_reverse": "stored_frames.reverse"},
+)
 class StoredFrames(ImageParts):
     """Images in arrays with one entry per step: pixels, or encoded images as rows of bytes, padded with zeros.
 

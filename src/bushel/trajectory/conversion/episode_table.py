@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.options import MultiprocessingOptions
+from bushel.base.state_names import in_states
 from bushel.dataset import MapDataset
 from bushel.trajectory.data_utils import BadTrajectory, flatten_tree, nest_leaves
 from bushel.trajectory.dataset_parts import count_steps
@@ -36,6 +37,7 @@ def choose_splits(builder: EpisodeBuilder, split: str | None) -> dict[str, np.nd
     return parts if is_partition else {"train": everything}
 
 
+@in_states("chosen_episodes")
 @dataclasses.dataclass(frozen=True)
 class _Chosen:
     """Some episodes of a source, in a given order."""
@@ -53,6 +55,7 @@ class _Chosen:
         return [self.source.fingerprint(), self.positions.tolist()]
 
 
+@in_states("converted_episode")
 @dataclasses.dataclass(frozen=True)
 class _Prepare:
     """A raw trajectory as it goes into the table, with the number of its place."""

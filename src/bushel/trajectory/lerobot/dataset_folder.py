@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bushel.base import redact
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import BushelWarning, DamagedFile
+from bushel.base.state_names import in_states
 from bushel.sources import file_access, local_files, paths
 from bushel.sources.optional_packages import import_package
 from bushel.sources.parquet_sizes import remember_footer
@@ -40,6 +41,7 @@ _EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 
 
+@in_states("lerobot_feature")
 @dataclasses.dataclass(frozen=True)
 class Feature:
     """A column of the data set.
@@ -170,6 +172,7 @@ class LeRobotFolder:
                 warnings.warn(
                     f"{self._show('meta/info.json')}: the feature {name!r} is depth in a video of 8 bits. How it is "
                     "encoded is not known, so it is left out.",
+                    BushelWarning,
                     stacklevel=4,
                 )
                 return Feature(name, _UNKNOWN, shape)
@@ -182,6 +185,7 @@ class LeRobotFolder:
             warnings.warn(
                 f"{self._show('meta/info.json')}: the feature {name!r} has the dtype {dtype!r}, which is not known, so "
                 "it is left out.",
+                BushelWarning,
                 stacklevel=4,
             )
             dtype = _UNKNOWN

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.state_names import in_states
+
 _LARGEST_CODE = 4095
 _LARGEST_MM = 65535
 PIXEL_FORMAT = "gray12le"
 """The pixel format of frames that hold codes, as FFmpeg calls it."""
 
 
+@in_states("depth_code")
 @dataclasses.dataclass(frozen=True)
 class DepthCode:
     """What the codes of a depth camera mean. The defaults are those of lerobot.

@@ -19,6 +19,7 @@ import numpy as np
 
 from bushel.base import redact, sealed
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.index import words
 from bushel.sources.parquet import ParquetDataSource
 from bushel.sources.paths import Options
@@ -31,6 +32,7 @@ from bushel.trajectory.video.video_files import VideoFiles
 _KEPT_BYTES = 256 << 20
 
 
+@in_states("lerobot_catalog")
 @dataclasses.dataclass(frozen=True)
 class Catalog:
     """What pictures a data set has, as plain data. Names of files are relative to the folder of the data set.
@@ -52,6 +54,18 @@ class Catalog:
     depths: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
 
 
+@in_states(
+    "lerobot_images",
+    {
+        "_folder": "lerobot_images.folder",
+        "_catalog": "lerobot_images.catalog",
+        "_options": "lerobot_images.options",
+        "_videos": "lerobot_images.videos",
+        "_codes": "lerobot_images.codes",
+        "_rows": None,
+        "_lock": None,
+    },
+)
 class LeRobotImages(ImageParts):
     """Reads frames of videos and images in rows. A place is (record, start, size).
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import redact
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import BushelWarning, DamagedFile
 from bushel.base.progress import Progress
 from bushel.sources.optional_packages import import_package
 from bushel.sources.parquet_sizes import check_sizes
@@ -73,6 +73,7 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> Rows:
         warnings.warn(
             f"{redact.show(folder.path)}: the files of rows have the columns {', '.join(map(repr, extra))}, which "
             "meta/info.json does not name. They are left out.",
+            BushelWarning,
             stacklevel=5,
         )
     if not pieces:

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from bushel.base import redact
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import BushelWarning, DamagedFile
 from bushel.base.progress import Progress
 from bushel.sources import file_access, paths
 from bushel.sources.paths import get_cache_folder
@@ -66,6 +66,7 @@ def open_table(
             warnings.warn(
                 f"The table in {place} is damaged, so {redact.show(folder.path)} is read again "
                 f"({type(error).__name__}: {error}).",
+                BushelWarning,
                 stacklevel=3,
             )
     table = dataclasses.replace(_build(folder, tolerance_s, bad_episodes), fingerprint=fingerprint)
@@ -82,6 +83,7 @@ def open_table(
             f"The table of {redact.show(folder.path)} cannot be written to {place} ({error}). It stays in memory, and "
             "the next run reads the data set again. Set cache_dir or $BUSHEL_CACHE_DIR to a folder that can be "
             "written.",
+            BushelWarning,
             stacklevel=3,
         )
         return table
@@ -116,7 +118,9 @@ def _build(folder: LeRobotFolder, tolerance_s: float, bad_episodes: BadEpisodes)
             "mask": "Their frames are black, and masked",
         }[bad_episodes]
         warnings.warn(
-            f"{redact.show(folder.path)}: {len(texts)} faults in episodes. {done}. The first: {texts[0]}.", stacklevel=4
+            f"{redact.show(folder.path)}: {len(texts)} faults in episodes. {done}. The first: {texts[0]}.",
+            BushelWarning,
+            stacklevel=4,
         )
     kept = ~np.isin(rows.episodes, list(dropped))
     if not kept.any():
@@ -137,6 +141,7 @@ def _report_lengths(rows: Rows, folder: LeRobotFolder) -> None:
         warnings.warn(
             f"{redact.show(folder.path)}: meta says that episode {episode} has {said} rows, but there are {found}. The "
             f"rows count. This is so for {len(other)} of {len(folder.episode_facts)} episodes.",
+            BushelWarning,
             stacklevel=5,
         )
 

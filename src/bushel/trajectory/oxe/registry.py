@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from bushel.base.errors import BushelError, BushelWarning
 from bushel.trajectory.data_utils import filter_success_droid
 from bushel.trajectory.module_spec import Function, ModuleSpec
 from bushel.trajectory.normalization import NormalizationType
@@ -54,8 +55,10 @@ def read_table(name: str) -> Any:
     return json.loads(importlib.resources.files("bushel.trajectory.oxe").joinpath(name).read_text(encoding="utf-8"))
 
 
-class NotTrained(ValueError):
+class NotTrained(BushelError, ValueError):
     """A data set does not fit what a mixture asks for. The mixture goes on without it."""
+
+    __module__ = "bushel.trajectory"
 
 
 class Registry(dict[str, Any]):
@@ -157,12 +160,16 @@ class Project:
         kwargs = []
         for name, weight in check_mix(mix):
             if name in weights:
-                warnings.warn(f"The mixture has {name} more than once; its weight is {weights[name]}.", stacklevel=3)
+                warnings.warn(
+                    f"The mixture has {name} more than once; its weight is {weights[name]}.",
+                    BushelWarning,
+                    stacklevel=3,
+                )
                 continue
             try:
                 kwargs.append(self.make_dataset_kwargs(name, data_dir, *arguments, *more))
             except NotTrained as error:
-                warnings.warn(f"The mixture goes on without {name}: {error}", stacklevel=3)
+                warnings.warn(f"The mixture goes on without {name}: {error}", BushelWarning, stacklevel=3)
                 continue
             weights[name] = weight
         return kwargs, list(weights.values())

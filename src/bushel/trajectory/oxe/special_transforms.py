@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.state_names import in_states
 from bushel.trajectory.data_utils import Tree, moving, tree_map
 from bushel.trajectory.rotations import convert_matrices
 from bushel.trajectory.statements import get_path
@@ -59,6 +60,7 @@ def follow_positions(trajectory: Mapping[str, Any]) -> Tree:
     return {**shorter, "observation": observation, "action": action.astype(actions.dtype)}
 
 
+@in_states("follow_waypoints")
 def follow_waypoints(trajectory: Mapping[str, Any]) -> Tree:
     """CrossFormer's `omnimimic_gnm_dataset`: 100 steps from waypoint to waypoint for each step, seen from the robot.
 
@@ -116,6 +118,7 @@ def _move_to_next(values: np.ndarray) -> np.ndarray:
     return np.concatenate([values[1:] - values[:-1], np.zeros_like(values[:1])])
 
 
+@in_states("zero_action_filter")
 def zero_action_filter(trajectory: Mapping[str, Any]) -> np.ndarray:
     """OpenVLA's filter for DROID: which frames have an action that moves the robot. For a `frame_filter`.
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import redact, sealed
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import BushelWarning, DamagedFile
 from bushel.base.progress import Progress, Shown
 from bushel.sources import output_folders
 from bushel.sources.output_folders import Folder
@@ -173,7 +173,9 @@ def _save(folder: Folder, name: str, index: EpisodeIndex) -> None:
     except OSError as error:
         if not folder.on_disk:  # the user has named the store
             warnings.warn(
-                f"The index of episodes is not kept, and the next run reads them again: {error}", stacklevel=2
+                f"The index of episodes is not kept, and the next run reads them again: {error}",
+                BushelWarning,
+                stacklevel=2,
             )
 
 
@@ -190,7 +192,7 @@ def _load(folder: Folder, name: str, count: int, features: Features) -> EpisodeI
     except OSError:
         return None
     except DamagedFile as error:
-        warnings.warn(f"{error} Its episodes are read again.", stacklevel=2)
+        warnings.warn(f"{error} Its episodes are read again.", BushelWarning, stacklevel=2)
         return None
     steps = int(index.lengths.sum())
     fits = len(index.lengths) == len(index.rest_counts) == count and len(index.rest) == index.rest_counts.sum()

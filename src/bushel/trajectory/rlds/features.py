@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.sources.decompression import decompress_zlib
 from bushel.sources.tf_example import Located, slice_record
 from bushel.sources.tfds_json import Entry, get_feature_class, tensor_dtype, tensor_encoding, tensor_shape
@@ -24,6 +25,7 @@ Kind = Literal["numbers", "strings", "image", "packed"]
 _STEPS = "steps"
 
 
+@in_states("rlds_leaf")
 @dataclasses.dataclass(frozen=True)
 class Leaf:
     """One leaf of the features: its keys in the tree, its name in a record, and the kind of its values.
@@ -70,6 +72,7 @@ class Leaf:
         return f"{self.name}{'/value' if dynamic else ''}{'/ragged_flat_values' if len(self.lengths) > 1 else ''}"
 
 
+@in_states("rlds_features")
 @dataclasses.dataclass(frozen=True)
 class Features:
     """The leaves of an episode: those of its steps, and those of the whole episode (`once`)."""

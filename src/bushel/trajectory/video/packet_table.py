@@ -17,6 +17,7 @@ import numpy as np
 
 from bushel.base import sealed
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.sources import local_files
 from bushel.sources.local_files import File
 from bushel.sources.optional_packages import import_package
@@ -25,6 +26,7 @@ from bushel.trajectory.video import mp4_index
 from bushel.trajectory.video.mp4_index import Index, NotUnderstood
 
 
+@in_states("video_stream")
 @dataclasses.dataclass(frozen=True)
 class Stream:
     """What a decoder must know of a video. Files of one camera usually have the same description."""
@@ -132,6 +134,7 @@ def _make_table(index: Index, file: File) -> PacketTable:
     )
 
 
+@in_states("packet_tables")
 @dataclasses.dataclass(frozen=True, eq=False)
 class PacketTables:
     """The tables of many files, one after another in a few arrays.

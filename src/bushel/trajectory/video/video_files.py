@@ -12,6 +12,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.sources import file_access
 from bushel.sources.local_files import File
 from bushel.sources.paths import Options
@@ -21,6 +22,7 @@ from bushel.trajectory.video.packet_table import PacketTables
 _KEPT_FILES = 512
 
 
+@in_states("video_files", {"_options": "video_files.options", "_files": None, "_lock": None})
 class VideoFiles:
     """Video files whose packets are known. Any thread may read.
 
