@@ -305,9 +305,10 @@ _ARGUMENTS = {
     "map": (1, "function(element)"),
     "map_with_index": (2, "function(index, element)"),
     "random_map": (2, "function(element, rng)"),
+    "split": (1, "function(element)"),
 }
 """How many arguments each operation gives to the user's function, and how such a call reads."""
-_RETURNING = ("map", "map_with_index", "random_map", "column", "filter")
+_RETURNING = ("map", "map_with_index", "random_map", "column", "filter", "split")
 """Operations to which a function that always returns None is of no use."""
 
 

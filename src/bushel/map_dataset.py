@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         VectorizedFilter,
         VectorizedFunction,
     )
-    from bushel.graph import bucket, explain, mixtures, pack_plan, select
+    from bushel.graph import bucket, explain, mixtures, pack_plan, select, split
     from bushel.graph.columns import Column
     from bushel.graph.explain import Explanation
 else:
@@ -71,6 +71,7 @@ else:
     mixtures = Lazy("bushel.graph.mixtures")
     pack_plan = Lazy("bushel.graph.pack_plan")
     select = Lazy("bushel.graph.select")
+    split = Lazy("bushel.graph.split")
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -80,6 +81,7 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 E = TypeVar("E")
+K = TypeVar("K")
 
 
 class _MapDatasetMeta(DatasetMeta):
@@ -185,7 +187,7 @@ class _MapDatasetMeta(DatasetMeta):
 class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
     """A dataset whose elements are a function of their index.
 
-    Nothing is read before you ask for an element: with `ds[i]`, with `ds.take(indices)` or by iteration. One epoch has
+    Nothing is read before you ask for an element: with `ds[i]`, with `ds.get(indices)` or by iteration. One epoch has
     `len(ds)` elements. Larger indices are the following epochs, each in a new order if the pipeline shuffles. If a
     `filter` dropped an element, `ds[i]` is None, and iteration leaves it out.
 
@@ -238,19 +240,59 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
     def __iter__(self) -> DatasetIterator[T_co]:
         return self.to_iter_dataset().__iter__()
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """Many elements at once: a list, or `bushel.sources.Columns` if the pipeline works on whole arrays.
+    def get(self, indices: Sequence[int] | np.ndarray) -> list[T_co]:
+        """The elements at these indices, as a list. It reads them together, which is faster than one by one.
 
-        >>> MapDataset.range(5).map(lambda x: x + 1).take([4, 0])
+        The indices come in any order and may be of any epoch. A missing element is None.
+
+        >>> MapDataset.range(5).map(lambda x: x + 1).get([4, 0])
         [5, 1]
         """
+        return blocks.rows_of(self._get_block(indices))
+
+    def _get_block(self, indices: Sequence[int] | np.ndarray) -> Block:
+        """The elements at these indices: a list, or `Columns` if the pipeline works on whole arrays."""
         positions = np.asarray(indices)
         if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
-            first = f" The first {indices} elements are `ds[:{indices}]`." if isinstance(indices, int) else ""
-            raise TypeError(f"take needs a list of integers, got {indices!r}.{first}")
+            first = f" The first {indices} elements are `ds.take({indices})`." if isinstance(indices, int) else ""
+            raise TypeError(f"get needs a list of integers, got {indices!r}.{first}")
         if not positions.size:
             return []
         return _take(self._node, positions.astype(np.int64))
+
+    def take(self, count: int) -> MapDataset[T_co]:
+        """The first `count` elements, as a dataset: `ds[:count]`. For elements at some indices, see `get`.
+
+        >>> list(MapDataset.range(10).take(3)), list(MapDataset.range(10).skip(8))
+        ([0, 1, 2], [8, 9])
+        """
+        return self[: _check_count(count, "take")]
+
+    def limit(self, count: int) -> MapDataset[T_co]:
+        """The first `count` elements: the same as `take`, under the word that Grain has for streams.
+
+        >>> list(MapDataset.range(10).limit(3))
+        [0, 1, 2]
+        """
+        return self[: _check_count(count, "limit")]
+
+    def skip(self, count: int) -> MapDataset[T_co]:
+        """All elements but the first `count`, without reading those: `ds[count:]`.
+
+        >>> list(MapDataset.range(5).skip(3))
+        [3, 4]
+        """
+        return self[_check_count(count, "skip") :]
+
+    def __add__(self, other: MapDataset[S]) -> MapDataset[T_co | S]:
+        """The elements of this dataset and then those of another: `MapDataset.concatenate([self, other])`.
+
+        >>> list(MapDataset.range(2) + MapDataset.source(["a"]))
+        [0, 1, 'a']
+        """
+        if not isinstance(other, MapDataset):
+            return NotImplemented
+        return MapDataset.concatenate([self, other])
 
     def apply(self, transformations: tf.Transformation | tf.Transformations) -> MapDataset[Any]:
         """One transformation after the other, each by its kind.
@@ -507,6 +549,82 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             return MapPipeline(reindex.Slice(self._node, *sl.indices(length)))
         return MapPipeline(reindex.Listed(self._node, _check_positions(sl, length)))
 
+    @overload
+    def split(
+        self,
+        shares: Mapping[K, float],
+        *,
+        seed: int = 0,
+        by: Callable[[T_co], Any] | Column | np.ndarray | Sequence[Any] | None = None,
+        hashed: bool = False,
+    ) -> dict[K, MapDataset[T_co]]: ...
+
+    @overload
+    def split(
+        self,
+        shares: Sequence[float],
+        *,
+        seed: int = 0,
+        by: Callable[[T_co], Any] | Column | np.ndarray | Sequence[Any] | None = None,
+        hashed: bool = False,
+    ) -> tuple[MapDataset[T_co], ...]: ...
+
+    @explains_arguments(
+        "Write `train, validation = ds.split([0.9, 0.1])`.",
+        groups="Write `by={0}`.",
+        random_state="Write `seed={0}`.",
+        test_size="Write `ds.split([0.9, 0.1])`.",
+    )
+    def split(
+        self,
+        shares: Any,
+        *,
+        seed: int = 0,
+        by: Callable[[T_co], Any] | Column | np.ndarray | Sequence[Any] | None = None,
+        hashed: bool = False,
+    ) -> Any:
+        """Parts without a common record, such as a train and a validation set. Together they are the whole dataset.
+
+        A record is in the same part in every epoch, also if the dataset is shuffled: then the records are split before
+        the shuffle, and each part is shuffled by itself. A part of a dataset that is not shuffled has its records in a
+        random order, which is the same in every epoch.
+
+        Args:
+          shares: the share of each part, with the sum 1; or how many elements each part has. A dict gives the parts
+            names, and the parts come back in a dict.
+          seed: another seed gives another split. It does not follow from `ds.seed(...)`: an operation that you add
+            must not move records from one part to another.
+          by: keeps records together: a function of an element, a column, or one value per element. Records with the
+            same value, such as the number of an episode, are in the same part. Sizes then differ from the shares by
+            less than the largest group.
+          hashed: decides by a hash of the value of `by` alone. So a record stays in its part if data are added. Sizes
+            are then only close to the shares.
+
+        >>> train, validation = MapDataset.range(10).split([0.8, 0.2])
+        >>> len(train), sorted([*train, *validation])
+        (8, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+        >>> parts = MapDataset.range(10).split({"train": 0.6, "test": 0.4}, by=lambda x: x // 5)
+        >>> list(parts["test"])
+        [5, 6, 7, 8, 9]
+        """
+        node = self._node
+        if isinstance(shares, (str, bytes)) or not isinstance(shares, (Mapping, Sequence, np.ndarray)):
+            raise TypeError(f"`split` takes the shares of the parts, such as [0.9, 0.1]; got {shares!r}.")
+        checked = split.check_shares(list(shares.values() if isinstance(shares, Mapping) else shares))
+        chosen_seed = checks.seed(seed, below=1 << 32)
+        if hashed and (by is None or checked.counts):
+            needs = "a value for each record: write `by=function`" if by is None else "shares such as [0.9, 0.1]"
+            raise ValueError(f"`split` with hashed=True needs {needs}.")
+        records = split.find_records(node)
+        if by is None:
+            parts = split.split_by_place(records, checked, chosen_seed)
+        else:
+            function = check_transform(by, tf.Map, "split") if callable(by) else by
+            groups = record_values.check_groups(function, records, node)
+            parts = split.split_by_group(records, groups, checked, chosen_seed, hashed)
+        datasets = [MapPipeline[T_co](split.put_in_place(node, records, part)) for part in parts]
+        return dict(zip(shares, datasets, strict=True)) if isinstance(shares, Mapping) else tuple(datasets)
+
     @explains_arguments(
         "Write `ds.repeat(num_epochs)`.", count="Write `num_epochs={0}`.", epochs="Write `num_epochs={0}`."
     )
@@ -524,6 +642,8 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             num_epochs = checks.positive(num_epochs, "num_epochs")
         if self._node.length >= checks.INFINITE:
             raise ValueError(f"Repeating already infinite dataset {self._node.call()} does nothing.")
+        if reseed_each_epoch and num_epochs != 1:
+            split.warn_of_leak(self._node)
         return MapPipeline(reindex.Repeat(self._node, num_epochs, bool(reseed_each_epoch)))
 
     @explains_arguments("Write `ds.column(function)`.")
@@ -799,7 +919,7 @@ class MapPipeline(MapDataset[T_co]):
         return blocks.rows_of(_take(self._node, position))[0]
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
-        return blocks.rows_of(self.take(indices))
+        return self.get(indices)
 
     @property
     def _element_spec(self) -> Any:
@@ -874,12 +994,19 @@ def _nodes_of(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, 
     return tuple(dataset._node for dataset in datasets)
 
 
+def _check_count(count: Any, what: str) -> int:
+    """`count` of `take`, `limit` or `skip`; a list of indices, which `get` takes, is refused."""
+    if isinstance(count, (list, tuple, builtins.range, np.ndarray)):
+        raise TypeError(f"{what} takes a number, got {count!r}. Write `ds.get(indices)` for the elements at indices.")
+    return checks.not_negative(count, "count")
+
+
 def _explain_index(index: Any) -> str:
     """What to write instead of `ds[index]`, if the index looks like one of another library."""
     if isinstance(index, str):
         return f"Write `ds[0][{index!r}]` for an entry of one element, `ds.map(lambda x: x[{index!r}])` for all."
     if isinstance(index, (list, np.ndarray)):
-        return "Write `ds.slice(positions)` for a dataset of several elements, `ds.take(positions)` for the elements."
+        return "Write `ds.slice(positions)` for a dataset of several elements, `ds.get(positions)` for the elements."
     return ""
 
 

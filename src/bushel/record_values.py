@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel import columns
 from bushel.base import checks, trees
 from bushel.graph import bucket
 from bushel.graph.bucket import Bucket, BucketOptions
@@ -89,6 +90,25 @@ def check_sortable(values: Any, node: MapNode) -> Column:
     return column
 
 
+def check_groups(values: Any, node: MapNode, whole: MapNode) -> np.ndarray:
+    """The value of each element of `node` by which `split` keeps elements together.
+
+    `node` is the step of the pipeline `whole` that is split, where each epoch has the same elements in the same order.
+    A function is called with the elements of `whole`.
+    """
+    if callable(values):
+        values = columns.column(whole, values)
+    elif not isinstance(values, Column) and whole.epochs is not Epochs.SAME:
+        raise ValueError(_explain_order("split", whole))
+    column = bind_column(values, node, "split")
+    if column.dtype.kind not in "biuSUmM" or any(part.values.ndim != 1 for part in column.parts):
+        raise TypeError(
+            "`split(by=...)` takes one whole number, text or date per element, such as the number of an episode; got "
+            f"values of {_type_of(column)}."
+        )
+    return column.of_epoch(node, 0)
+
+
 def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
     """The node of rows that are packed from the elements of `node`. `values` are the lengths of the elements."""
     if node.epochs is not Epochs.SAME:
@@ -163,10 +183,7 @@ def _type_of(column: Column) -> str:
 def _column_by_position(values: Any, node: MapNode, what: str) -> Column:
     array = collect_values(values, "the argument")
     if node.epochs is not Epochs.SAME:
-        raise ValueError(
-            f"`{what}` got an array, which goes by position, but after {node.call()} the same position holds another "
-            "record in every epoch. Use a column, `ds.column(function)`, which belongs to records, or do it before."
-        )
+        raise ValueError(_explain_order(what, node))
     if array.ndim == 0 or len(array) != node.length:
         name = node.call()
         elements = (
@@ -179,6 +196,13 @@ def _column_by_position(values: Any, node: MapNode, what: str) -> Column:
             f"got {trees.describe(array)}."
         )
     return Column((Part(node, array),))
+
+
+def _explain_order(what: str, node: MapNode) -> str:
+    return (
+        f"`{what}` got an array, which goes by position, but after {node.call()} the same position holds another "
+        "record in every epoch. Use a column, `ds.column(function)`, which belongs to records, or do it before."
+    )
 
 
 def _ancestors(node: MapNode) -> list[MapNode]:

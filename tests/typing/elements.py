@@ -67,6 +67,11 @@ assert_type(words[1:], MapDataset[str])
 assert_type(words.seed(1).shuffle().repeat(2).slice([0, 1]), MapDataset[str])
 assert_type(words.window_shuffle(2, seed=1), MapDataset[str])
 assert_type(words.where(words.column(len) > 0), MapDataset[str])
+assert_type(words.get([0]), list[str])
+assert_type(words.take(3).skip(1).limit(1), MapDataset[str])
+assert_type(numbers + words, MapDataset[int | str])
+assert_type(words.split([0.9, 0.1], by=lambda word: len(word)), tuple[MapDataset[str], ...])
+assert_type(words.split({"train": 0.9, "test": 0.1}), dict[str, MapDataset[str]])
 assert_type(words.sample([1, 2], seed=1).order_by([1, 2]), MapDataset[str])
 assert_type(words.filter(lambda word: len(word) % 2), MapDataset[str])
 assert_type(words.filter(lambda word: np.all(np.array([word]) == "a")), MapDataset[str])
@@ -74,7 +79,10 @@ assert_type(images.filter(lambda example: example["image"].any()), MapDataset[di
 assert_type(MapDataset.source([1, "a"]).filter(is_text), MapDataset[str])
 assert_type(words.to_iter_dataset(), IterDataset[str])
 assert_type(words.to_iter_dataset(allow_nones=True), IterDataset[str | None])
-assert_type(words.to_iter_dataset().filter(is_text).seed(1).window_shuffle(3).limit(3).repeat(2), IterDataset[str])
+assert_type(
+    words.to_iter_dataset().filter(is_text).seed(1).window_shuffle(3).limit(3).take(2).skip(1).repeat(2),
+    IterDataset[str],
+)
 assert_type(words.to_iter_dataset().mp_prefetch().cache().prefetch(2), IterDataset[str])
 assert_type(words.to_iter_dataset().with_options(on_error="skip"), IterDataset[str])
 assert_type(words.to_iter_dataset().ray_prefetch(), IterDataset[str])

@@ -126,7 +126,7 @@ class _Frames:
     dataset: MapDataset[Any]
 
     def __call__(self, positions: np.ndarray) -> Any:
-        return blocks.stack(blocks.rows_of(self.dataset.take(positions)))
+        return blocks.stack(self.dataset.get(positions))
 
 
 class _GrainIterator(DatasetIterator[Any]):
