@@ -284,7 +284,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             'ds.sort("length")',
-            "A MapDataset has no `sort`. Write `ds.order_by(ds.column(lambda element: ...))` on a MapDataset.",
+            "A MapDataset has no `sort`. Write `ds.order_by(lambda element: ...)` on a MapDataset.",
         ),
     ],
     "From Grain": [
@@ -448,19 +448,17 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
     ],
     "Columns": [
         (
-            "ds.where(lambda x: x > 3)",
-            "`where` takes a column, not a function: write `ds.where(ds.column(function))`. A column is computed "
-            "once, and can be kept in files.",
+            "ds.where(lambda x, y: x > 3)",
+            "`where` calls `function(element)`, but <lambda> takes (x, y).",
         ),
         (
             'ds.where("label")',
-            "`where` takes a column, not the name of an entry: write `ds.where(ds.column(lambda element: "
-            "element['label']))`.",
+            "`where` takes a function or a column, not the name of an entry: write `ds.where(lambda element: "
+            "element['label'])`.",
         ),
         (
             "ds.where([True, False])",
-            "`where` needs a column, such as `ds.column(function)`, or one value for each of the 10 elements of "
-            "range(10); got bool[2].",
+            "`where` needs a function, a column, or one value for each of the 10 elements of range(10); got bool[2].",
         ),
         (
             "ds.filter(ds.column(lambda x: x > 3))",
@@ -473,14 +471,13 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "element: element['label'])`.",
         ),
         (
-            "ds.order_by(lambda x: -x)",
-            "`order_by` takes a column, not a function: write `ds.order_by(ds.column(function))`. A column is "
-            "computed once, and can be kept in files.",
+            'ds.order_by("label")',
+            "`order_by` takes a function or a column, not the name of an entry: write `ds.order_by(lambda element: "
+            "element['label'])`.",
         ),
         (
-            "ds.pack(len, 128)",
-            "`pack` takes a column, not a function: write `ds.pack(ds.column(function), length)`. A column is "
-            "computed once, and can be kept in files.",
+            "ds.pack(float, 128)",
+            "`pack` takes one whole number per element as its length; got values of float64.",
         ),
         (
             "ds.column(float).mean()",

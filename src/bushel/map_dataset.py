@@ -619,8 +619,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         if by is None:
             parts = split.split_by_place(records, checked, chosen_seed)
         else:
-            function = check_transform(by, tf.Map, "split") if callable(by) else by
-            groups = record_values.check_groups(function, records, node)
+            groups = record_values.check_groups(_check_values(by, "split"), records, node)
             parts = split.split_by_group(records, groups, checked, chosen_seed, hashed)
         datasets = [MapPipeline[T_co](split.put_in_place(node, records, part)) for part in parts]
         return dict(zip(shares, datasets, strict=True)) if isinstance(shares, Mapping) else tuple(datasets)
@@ -690,22 +689,31 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             trust_source=trust_source,
         )
 
-    @explains_arguments("Write `ds.where(ds.column(function))`.")
-    def where(self, mask: Column | np.ndarray | Sequence[bool]) -> MapDataset[T_co]:
+    @explains_arguments("Write `ds.where(function)`.")
+    def where(self, mask: Callable[[T_co], Any] | Column | np.ndarray | Sequence[bool]) -> MapDataset[T_co]:
         """Only the elements whose `mask` is True, without gaps: the length is exact, and random access works.
 
         Unlike `filter` it can be followed by any operation: batches, shuffles, shards, mixtures with exact shares.
         Before a shuffle it costs nothing per epoch. After a shuffle the kept positions of each epoch are computed once.
 
-        >>> ds = MapDataset.range(6)
-        >>> list(ds.where(ds.column(lambda x: x % 3 == 0)))
+        Args:
+          mask: a function that returns a bool; a column of bools, such as `lengths > 10`; or one bool per element. A
+            function is called once for each record, now, and the values stay in memory. `ds.column(function)` gives
+            the same values for several operations, and can keep them in files.
+
+        >>> list(MapDataset.range(6).where(lambda x: x % 3 == 0))
         [0, 3]
         """
-        return _choose(self._node, record_values.check_mask, mask, select.Where())
+        checked = _check_values(mask, "where")
+        return _choose(self._node, record_values.check_mask, checked, select.Where())
 
     @explains_arguments("Write `ds.sample(weights, seed=0)`.")
     def sample(
-        self, weights: Column | np.ndarray | Sequence[float], seed: int | None = None, *, replacement: bool = True
+        self,
+        weights: Callable[[T_co], Any] | Column | np.ndarray | Sequence[float],
+        *,
+        seed: int | None = None,
+        replacement: bool = True,
     ) -> MapDataset[T_co]:
         """Draws elements in proportion to `weights`.
 
@@ -713,40 +721,48 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         share s of all weights comes floor(s * n) or ceil(s * n) times in an epoch of n draws. Without replacement each
         element with a weight above zero comes once per epoch, and elements with large weights tend to come early.
 
+        Args:
+          weights: a function of an element, a column, or one number per element: see `where`.
+          seed: by default it follows from `ds.seed(...)` and the place in the pipeline.
+          replacement: whether an element may come several times in an epoch.
+
         >>> ds = MapDataset.range(4)
         >>> sorted(ds.sample([1, 0, 2, 1], seed=0))
         [0, 2, 2, 3]
         """
         chosen_seed = derive_seed(self, seed, "sample")
         rule = select.Draw(chosen_seed) if replacement else select.WeightedShuffle(chosen_seed)
-        return _choose(self._node, record_values.check_weights, weights, rule)
+        return _choose(self._node, record_values.check_weights, _check_values(weights, "sample"), rule)
 
     @explains_arguments(
-        "Write `ds.order_by(ds.column(function))`.", reverse="Write `ds.order_by(-column)` for large values first."
+        "Write `ds.order_by(function)`.", reverse="Write `ds.order_by(-column)` for large values first."
     )
     def order_by(
-        self, values: Column | np.ndarray | Sequence[float], *, noise: float = 0.0, seed: int | None = None
+        self,
+        values: Callable[[T_co], Any] | Column | np.ndarray | Sequence[float],
+        *,
+        noise: float = 0.0,
+        seed: int | None = None,
     ) -> MapDataset[T_co]:
         """Each epoch sorted by `values`, small ones first: a curriculum. For large ones first, `order_by(-column)`.
 
         Args:
-          values: a column, or one number per element.
+          values: a function of an element, a column, or one number per element: see `where`.
           noise: how random the order is, from 0 (sorted) to 1 (shuffled). It is drawn again in every epoch.
           seed: for the noise; by default it follows from `ds.seed(...)` and the place in the pipeline.
 
-        >>> ds = MapDataset.source(["banana", "fig", "kiwi"])
-        >>> list(ds.order_by(ds.column(len)))
+        >>> list(MapDataset.source(["banana", "fig", "kiwi"]).order_by(len))
         ['fig', 'kiwi', 'banana']
         """
         if not 0 <= noise <= 1:
             raise ValueError(f"noise must be between 0 (sorted) and 1 (shuffled), got {noise!r}.")
         rule = select.OrderBy(float(noise), derive_seed(self, seed, "order_by") if noise else 0)
-        return _choose(self._node, record_values.check_sortable, values, rule)
+        return _choose(self._node, record_values.check_sortable, _check_values(values, "order_by"), rule)
 
-    @explains_arguments("Write `ds.pack(ds.column(len), length)`.", max_length="Write `length={0}`.")
+    @explains_arguments("Write `ds.pack(len, length)`.", max_length="Write `length={0}`.")
     def pack(
         self,
-        lengths: Column | np.ndarray | Sequence[int] | Mapping[str, Any],
+        lengths: Callable[[T_co], Any] | Column | np.ndarray | Sequence[int] | Mapping[str, Any],
         length: int | Mapping[str, int],
         *,
         strategy: Literal["first_fit", "best_fit", "concat_split"] = "first_fit",
@@ -761,7 +777,8 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         sequence. Shuffle the rows, not the sequences: shuffled sequences need another number of rows in every epoch.
 
         Args:
-          lengths: how long each sequence is; for several features, a column with fields or a dict of columns.
+          lengths: how long each sequence is: a function of an element, a column, or one number per element, as for
+            `where`. For several features the function returns a dict, or each feature has its own in a dict.
           length: how long a row is. A number if the elements are sequences (the feature is then called "tokens"), else
             a dict with a number for each feature to pack. Other features are left out.
           strategy: "first_fit" and "best_fit" keep sequences whole, "concat_split" cuts them where a row is full.
@@ -770,19 +787,23 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
           max_sequences: the largest number of sequences in a row; not with "concat_split".
 
         >>> ds = MapDataset.source([np.array([1, 2, 3]), np.array([4, 5]), np.array([6])])
-        >>> packed = ds.pack(ds.column(len), 4)
+        >>> packed = ds.pack(len, 4)
         >>> packed[0]["tokens"].tolist(), packed[0]["tokens_segment_ids"].tolist(), packed.efficiency
         ([1, 2, 3, 6], [1, 1, 1, 2], {'tokens': 0.75})
         """
+        if isinstance(lengths, Mapping):
+            checked: Any = {name: _check_values(values, "pack") for name, values in lengths.items()}
+        else:
+            checked = _check_values(lengths, "pack")
         options = pack_plan.check_options(length, strategy, window, seed, max_sequences)
         return PackedMapDataset(
-            select.under_endless_repeat(self._node, lambda inner: record_values.pack_rows(inner, lengths, options))
+            select.under_endless_repeat(self._node, lambda inner: record_values.pack_rows(inner, checked, options))
         )
 
-    @explains_arguments("Write `ds.bucket(ds.column(len), boundaries, batch_sizes, seed=0)`.")
+    @explains_arguments("Write `ds.bucket(len, boundaries, batch_sizes, seed=0)`.")
     def bucket(
         self,
-        lengths: Column | np.ndarray | Sequence[int],
+        lengths: Callable[[T_co], Any] | Column | np.ndarray | Sequence[int],
         boundaries: Sequence[int],
         batch_sizes: int | Sequence[int],
         *,
@@ -798,7 +819,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         decides which elements share a batch: shuffle it before.
 
         Args:
-          lengths: a column, or one whole number per element.
+          lengths: a function of an element, a column, or one whole number per element: see `where`.
           boundaries: the largest length of each bucket.
           batch_sizes: how many elements make a batch: one number, or one per bucket.
           seed: for the order of batches; by default it follows from `ds.seed(...)` and the place in the pipeline.
@@ -808,15 +829,16 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
           batch_fn: makes a batch from a list of elements; by default they are padded and stacked.
 
         >>> ds = MapDataset.source([np.ones(n, int) for n in (1, 4, 2, 3)])
-        >>> sorted(batch.tolist() for batch in ds.bucket(ds.column(len), [2, 4], 2, seed=0))
+        >>> sorted(batch.tolist() for batch in ds.bucket(len, [2, 4], 2, seed=0))
         [[[1, 0], [1, 1]], [[1, 1, 1, 1], [1, 1, 1, 0]]]
         """
+        checked = _check_values(lengths, "bucket")
         bounds, sizes = bucket.check_sizes(boundaries, batch_sizes)
         chosen = derive_seed(self, seed, "bucket")
         named = None if features is None else tuple(features)
         options = bucket.BucketOptions(bounds, sizes, chosen, bool(drop_remainder), named, padding, batch_fn)
         return MapPipeline(
-            select.under_endless_repeat(self._node, lambda inner: record_values.bucket_batches(inner, lengths, options))
+            select.under_endless_repeat(self._node, lambda inner: record_values.bucket_batches(inner, checked, options))
         )
 
     def explain(self, index: int) -> Explanation:
@@ -1015,6 +1037,12 @@ def _make_map_dataset(value: Any) -> str:
     if isinstance(value, IterDataset):
         return "Call `to_iter_dataset()` after it, or use the functions of IterDataset for streams."
     return "Write `MapDataset.source(records)` for records."
+
+
+def _check_values(values: Any, what: str) -> Any:
+    """Values of records for the operation `what`; a function is refused if it cannot be called with an element."""
+    is_function = callable(values) or isinstance(values, tf.Map)
+    return check_transform(values, tf.Map, what) if is_function else values
 
 
 def _choose(
