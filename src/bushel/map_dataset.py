@@ -60,15 +60,15 @@ if TYPE_CHECKING:
         VectorizedFilter,
         VectorizedFunction,
     )
-    from bushel.graph import bucket, explain, mixtures, pack_plan, select, split
+    from bushel.graph import bucket, mixtures, origins, pack_plan, select, split
     from bushel.graph.columns import Column
-    from bushel.graph.explain import Explanation
+    from bushel.graph.origins import ElementOrigin
 else:
     columns = Lazy("bushel.columns")
     record_values = Lazy("bushel.record_values")
     bucket = Lazy("bushel.graph.bucket")
-    explain = Lazy("bushel.graph.explain")
     mixtures = Lazy("bushel.graph.mixtures")
+    origins = Lazy("bushel.graph.origins")
     pack_plan = Lazy("bushel.graph.pack_plan")
     select = Lazy("bushel.graph.select")
     split = Lazy("bushel.graph.split")
@@ -841,20 +841,20 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             select.under_endless_repeat(self._node, lambda inner: record_values.bucket_batches(inner, checked, options))
         )
 
-    def explain(self, index: int) -> Explanation:
+    def origin(self, index: int) -> ElementOrigin:
         """The source records that element `index` is made of, with their component and epoch. Nothing is read.
 
-        `iterator.explain(steps)` does the same for the next elements of an iterator.
+        `iterator.origins(steps)` does the same for the next elements of an iterator.
 
         >>> ds = MapDataset.mix([MapDataset.range(5), MapDataset.source(["a", "b"])]).batch(3)
-        >>> print(ds.explain(1))
+        >>> print(ds.origin(1))
         element 1 is made of
           record 1 of list of 2, epoch 0, component 1
         """
         position = checks.integer(index, "index")
         if self._node.length == 0:
             raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
-        return explain.explain(self._node, words.array([position]))[0]
+        return origins.find_origins(self._node, words.array([position]))[0]
 
     @explains_arguments(
         "Write `ds.to_device()`.", buffer_size="Write `buffer={0}`.", device="Write `ds.to_device(device)`."

@@ -133,8 +133,8 @@ def test_what_is_packed_may_be_filtered_mapped_and_concatenated():
 def test_a_row_is_explained():
     ds = MapDataset.source(sequences([3, 3, 3, 3]))
     packed = ds.pack(ds.column(len), 7)
-    assert [record.record for record in packed.explain(1).records] == [2, 3]
-    assert [record.epoch for record in packed.explain(3).records] == [1, 1]
+    assert [record.record for record in packed.origin(1).records] == [2, 3]
+    assert [record.epoch for record in packed.origin(3).records] == [1, 1]
 
 
 def test_rows_of_several_kinds_do_not_depend_on_their_neighbours():

@@ -64,7 +64,7 @@ def test_without_replacement_each_comes_once(weights, seed, number):
 def test_without_replacement_heavy_ones_come_early():
     weights = [1, 3]
     ds = MapDataset.range(2).sample(weights, seed=5, replacement=False)
-    first = np.mean(ds.take(2 * np.arange(2000)))
+    first = np.mean(ds.get(2 * np.arange(2000)))
     assert abs(first - 0.75) < 0.04
 
 

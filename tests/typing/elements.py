@@ -7,7 +7,7 @@ from typing import Any, TypedDict, TypeGuard, assert_type
 import numpy as np
 
 import bushel
-from bushel import DatasetIterator, Explanation, IterDataset, MapDataset, Report
+from bushel import DatasetIterator, ElementOrigin, IterDataset, MapDataset, Report
 from bushel.sources import RandomAccessDataSource
 
 
@@ -153,7 +153,7 @@ assert_type(next(iterator), dict[str, np.ndarray])
 assert_type(iterator.get_state(), dict[str, Any])
 assert_type(iterator.report(), Report)
 assert_type(iterator.skipped, int)
-assert_type(iterator.explain(), list[Explanation])
+assert_type(iterator.origins(), list[ElementOrigin])
 assert_type(len(numbers.to_iter_dataset()), int)
 with iter(words.to_iter_dataset()) as word_iterator:
     for word in word_iterator:
