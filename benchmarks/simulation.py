@@ -59,7 +59,7 @@ def state_at(step: int) -> dict[str, Any]:
 
 def check_step(hosts: list[Any], state: dict[str, Any], step: int) -> dict[str, Any]:
     """Asks all hosts for their part of a global batch, and checks it. Returns the state after it, which all share."""
-    expected = records().take(np.arange(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH))
+    expected = records().get(np.arange(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH))
     parts, states = [], []
     for number, host in enumerate(hosts):
         host.set_state(state)
@@ -78,7 +78,7 @@ def check_workers(part: np.ndarray, step: int, host: int, hosts: int) -> None:
     """Cuts the rows of a host into blocks, as its workers get them: together they are the host's part, in order."""
     size = GLOBAL_BATCH // hosts
     blocks = np.array_split(np.arange(step * size, (step + 1) * size), WORKERS)
-    made = [records().take(epochs.shard(block, index=host, count=hosts)) for block in blocks if len(block)]
+    made = [records().get(epochs.shard(block, index=host, count=hosts)) for block in blocks if len(block)]
     assert np.array_equal(np.concatenate(made), part)
 
 

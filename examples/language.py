@@ -127,7 +127,7 @@ def main():
         corpora = list(tokenised(texts()))
         ds = dataset(corpora, cache)
 
-        step = ds.explain(50)
+        step = ds.origin(50)
         shares = collections.Counter(record.component for record in step.records)
         told = " and ".join(f"{shares[component]} of component {component[0]}" for component in sorted(shares))
         print(f"  step 50 will be made of {len(step.records)} texts, {told}; the first is {step.records[0]}")

@@ -596,9 +596,9 @@ def test_the_type_of_error_is_grains_or_listed(name):
 
 
 @pytest.mark.parametrize("indices", ["ab", [1.5], 3, [[1, 2]], [True], None], ids=repr)
-def test_take_needs_integers(indices):
-    with pytest.raises(TypeError, match="take needs a list of integers, got "):
-        ten().take(indices)
+def test_get_needs_integers(indices):
+    with pytest.raises(TypeError, match="get needs a list of integers, got "):
+        ten().get(indices)
 
 
 def test_a_time_is_a_number():
@@ -610,8 +610,8 @@ def test_a_time_is_a_number():
             bushel.MultiprocessingOptions(2, timeout_s=wrong)
 
 
-def test_take_of_nothing_is_an_empty_block():
-    assert len(ten().take([])) == 0
+def test_get_of_nothing_is_an_empty_list():
+    assert ten().get([]) == []
 
 
 def test_an_index_past_64_bits_is_some_epoch_as_in_grain():

@@ -295,14 +295,14 @@ def test_it_is_measured_and_explained_like_any_other_iterator():
     with ElasticIterator(bushel.MapDataset.range(20).map(abs), 4, host, options=options) as it:
         next(it)
         state = it.get_state()
-        (step,) = it.explain()
+        (step,) = it.origins()
         assert (step.index, [record.record for record in step.records]) == (1, [5, 7])
         assert next(it).tolist() == [5, 7]
         report = it.report()
         assert report.timed and report.elements == 2 and any(stage.call == "map(abs)" for stage in report.stages)
         assert it.skipped == 0
         it.set_state(state)
-        assert [step.index for step in it.explain(2)] == [1, 2]
+        assert [step.index for step in it.origins(2)] == [1, 2]
 
 
 def test_failing_elements_cannot_be_left_out():

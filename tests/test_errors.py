@@ -275,7 +275,7 @@ def test_taking_many_names_the_one_that_failed(name):
     build, note, index = MAPS[name]
     order = [*[n for n in range(len(build())) if n != index][:2], index]
     with pytest.raises(Broken) as raised:
-        build().take(order)
+        build().get(order)
     assert raised.value.__notes__ == [f"bushel: {note}", f"bushel: this was element {index} of the dataset."]
 
 
@@ -605,7 +605,7 @@ def test_stop_iteration_is_an_error(build, options):
 
 @pytest.mark.parametrize("build", STOPS.values(), ids=STOPS)
 def test_stop_iteration_is_an_error_in_random_access(build):
-    assert_stopped(lambda: build().take(range(len(build()))))
+    assert_stopped(lambda: build().get(range(len(build()))))
 
 
 @pytest.mark.parametrize("build", STREAM_STOPS.values(), ids=STREAM_STOPS)

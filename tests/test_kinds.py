@@ -41,8 +41,8 @@ def test_a_method_of_map_datasets_says_where_to_call_it(name):
 
 
 def test_these_are_many():
-    assert {"mp_prefetch", "limit", "cache", "with_options"} <= set(ONLY_ITER)
-    assert {"shuffle", "where", "column", "pack", "take", "explain"} <= set(ONLY_MAP)
+    assert {"mp_prefetch", "unbatch", "cache", "with_options"} <= set(ONLY_ITER)
+    assert {"shuffle", "where", "column", "pack", "get", "origin"} <= set(ONLY_MAP)
 
 
 def test_a_stream_says_what_shuffles_streams():

@@ -89,9 +89,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "bushel.random_split",
-            "module 'bushel' has no attribute 'random_split'. Cut before you shuffle: `train, val = ds[:-1000], "
-            "ds[-1000:]`, then `train.shuffle(seed=0)`. For random parts, `ds.slice(positions)` takes the "
-            "positions.",
+            "module 'bushel' has no attribute 'random_split'. Write `train, validation = "
+            "ds.split([0.9, 0.1])` on a MapDataset.",
         ),
         (
             "ds.batch(4, drop_last=True)",
@@ -127,7 +126,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         (
             "stream[3]",
             "A stream is read in order, so it has no `stream[i]`. Write `ds[i]` on the MapDataset before "
-            "`to_iter_dataset()`, or take the first elements: `list(stream.limit(n))`.",
+            "`to_iter_dataset()`, or take the first elements: `list(stream.take(n))`.",
         ),
         (
             'ds["image"]',
@@ -137,7 +136,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         (
             "ds[[1, 2, 3]]",
             "index must be an integer, got [1, 2, 3] of type list. Write `ds.slice(positions)` for a dataset of "
-            "several elements, `ds.take(positions)` for the elements.",
+            "several elements, `ds.get(positions)` for the elements.",
         ),
         (
             "ds.shuffle(True)",
@@ -173,22 +172,12 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
     ],
     "From tf.data": [
         (
-            "ds.take(3)",
-            "take needs a list of integers, got 3. The first 3 elements are `ds[:3]`.",
+            "ds.take([1, 2])",
+            "take takes a number, got [1, 2]. Write `ds.get(indices)` for the elements at indices.",
         ),
         (
-            "stream.take(3)",
-            "An IterDataset has no `take`, a MapDataset has: call it before `to_iter_dataset()`. The first "
-            "elements of a stream are `stream.limit(n)`.",
-        ),
-        (
-            "ds.skip(3)",
-            "A MapDataset has no `skip`. Write `ds[n:]`.",
-        ),
-        (
-            "stream.skip(3)",
-            "An IterDataset has no `skip`. Write `ds[n:]` before `to_iter_dataset()`, or "
-            "`itertools.islice(iter(stream), n, None)`.",
+            "ds.get(3)",
+            "get needs a list of integers, got 3. The first 3 elements are `ds.take(3)`.",
         ),
         (
             "ds.enumerate()",
@@ -196,8 +185,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "ds.unbatch()",
-            "A MapDataset has no `unbatch`. Leave out the `batch` before it. For batches of another size write "
-            "`.rebatch(n)` on a stream; rows of an array come one by one with `.flat_map(list)`.",
+            "A MapDataset has no `unbatch`, an IterDataset has: write `ds.to_iter_dataset().unbatch(...)`. Or leave "
+            "out the `batch` before it.",
         ),
         (
             "ds.shuffle(buffer_size=1000)",
@@ -274,9 +263,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "ds.train_test_split(0.1)",
-            "A MapDataset has no `train_test_split`. Cut before you shuffle: `train, val = ds[:-1000], "
-            "ds[-1000:]`, then `train.shuffle(seed=0)`. For random parts, `ds.slice(positions)` takes the "
-            "positions.",
+            "A MapDataset has no `train_test_split`. Write `train, validation = ds.split([0.9, 0.1])` on a MapDataset.",
         ),
         (
             'ds.with_format("jax")',
@@ -306,7 +293,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             'ds.sort("length")',
-            "A MapDataset has no `sort`. Write `ds.order_by(ds.column(lambda element: ...))` on a MapDataset.",
+            "A MapDataset has no `sort`. Write `ds.order_by(lambda element: ...)` on a MapDataset.",
         ),
     ],
     "From Grain": [
@@ -383,7 +370,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         (
             "len(stream.repeat())",
             "This IterDataset has no end: MapDataset.range(10).to_iter_dataset().repeat(). Its first elements are "
-            "`.limit(n)`.",
+            "`.take(n)`.",
         ),
         (
             "list(stream.map(count).mp_prefetch(bushel.MultiprocessingOptions(num_workers=1)))",
@@ -465,24 +452,22 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             'ds.repeat().save("folder/new", format="bagz")',
-            "An endless dataset cannot be saved: leave out `repeat()`, or limit it with `limit(count)`.",
+            "An endless dataset cannot be saved: leave out `repeat()`, or take a part with `take(count)`.",
         ),
     ],
     "Columns": [
         (
-            "ds.where(lambda x: x > 3)",
-            "`where` takes a column, not a function: write `ds.where(ds.column(function))`. A column is computed "
-            "once, and can be kept in files.",
+            "ds.where(lambda x, y: x > 3)",
+            "`where` calls `function(element)`, but <lambda> takes (x, y).",
         ),
         (
             'ds.where("label")',
-            "`where` takes a column, not the name of an entry: write `ds.where(ds.column(lambda element: "
-            "element['label']))`.",
+            "`where` takes a function or a column, not the name of an entry: write `ds.where(lambda element: "
+            "element['label'])`.",
         ),
         (
             "ds.where([True, False])",
-            "`where` needs a column, such as `ds.column(function)`, or one value for each of the 10 elements of "
-            "range(10); got bool[2].",
+            "`where` needs a function, a column, or one value for each of the 10 elements of range(10); got bool[2].",
         ),
         (
             "ds.filter(ds.column(lambda x: x > 3))",
@@ -495,14 +480,13 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "element: element['label'])`.",
         ),
         (
-            "ds.order_by(lambda x: -x)",
-            "`order_by` takes a column, not a function: write `ds.order_by(ds.column(function))`. A column is "
-            "computed once, and can be kept in files.",
+            'ds.order_by("label")',
+            "`order_by` takes a function or a column, not the name of an entry: write `ds.order_by(lambda element: "
+            "element['label'])`.",
         ),
         (
-            "ds.pack(len, 128)",
-            "`pack` takes a column, not a function: write `ds.pack(ds.column(function), length)`. A column is "
-            "computed once, and can be kept in files.",
+            "ds.pack(float, 128)",
+            "`pack` takes one whole number per element as its length; got values of float64.",
         ),
         (
             "ds.column(float).mean()",

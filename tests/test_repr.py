@@ -299,7 +299,7 @@ def test_reports_explanations_and_iterators_show_as_tables():
     list(it)
     assert "<td><code>map(str)</code></td>" in it.report()._repr_html_()
     assert it.report().verdict.split()[0] in it.report()._repr_html_()
-    cells = Table(ds.explain(3)._repr_html_().partition("</p>")[2]).rows
+    cells = Table(ds.origin(3)._repr_html_().partition("</p>")[2]).rows
     assert cells == [["source", "record", "epoch", "component"], ["range(5)", "1", "0", "1"]]
 
 
@@ -329,7 +329,7 @@ def test_what_is_returned_shows_as_its_table():
     """In a notebook's last line, in a debugger and on Python's prompt."""
     ds = ten().map(str)
     assert repr(ds.describe()) == str(ds.describe()) and repr(ds.describe()).startswith("step       length  element")
-    assert repr(ds.explain(3)) == "element 3 is made of\n  record 3 of range(10), epoch 0"
+    assert repr(ds.origin(3)) == "element 3 is made of\n  record 3 of range(10), epoch 0"
     with iter(ds.to_iter_dataset().with_options(execution_tracking_mode="stage_timing")) as it:
         next(it)
         assert repr(it.report()) == str(it.report()) and repr(it.report()).startswith("stage ")
@@ -355,16 +355,16 @@ def test_a_table_has_no_line_that_is_too_wide():
 
 def test_equal_records_of_an_element_are_one_line():
     ds = MapDataset.source(["a", "b"]).slice([0] * 45 + [1]).batch(46)
-    assert repr(ds.explain(0)) == (
+    assert repr(ds.origin(0)) == (
         "element 0 is made of\n  record 0 of list of 2, epoch 0 (45 times)\n  record 1 of list of 2, epoch 0"
     )
-    cells = Table(ds.explain(0)._repr_html_().partition("</p>")[2]).rows
+    cells = Table(ds.origin(0)._repr_html_().partition("</p>")[2]).rows
     assert cells == [
         ["source", "record", "epoch", "component", "times"],
         ["list of 2", "0", "0", "", "45"],
         ["list of 2", "1", "0", "", "1"],
     ]
-    assert len(ds.explain(0).records) == 46
+    assert len(ds.origin(0).records) == 46
 
 
 ENDLESS = {
@@ -382,7 +382,7 @@ SHOWN = {
     "describe": lambda ds: repr(ds.describe()) + ds.describe()._repr_html_(),
     "stream": lambda ds: repr(ds.to_iter_dataset().batch(3)) + repr(ds.to_iter_dataset().batch(3).describe()),
     "iterator": lambda ds: repr(iter(ds)),
-    "explain": lambda ds: repr(ds.explain(5)),
+    "origin": lambda ds: repr(ds.origin(5)),
     "mixture": lambda ds: repr(MapDataset.mix([ds, ten()]).describe()),
     "where": lambda ds: ds.where([True]),
     "pack": lambda ds: ds.pack([1], 2),

@@ -286,7 +286,7 @@ def look(source, seen):
     if hasattr(source, "__getitem__") and not isinstance(source, bushel.IterDataset):
         seen.append(repr(fingerprint(source)))
         ds = MapDataset.source(source).shuffle(seed=1).map(lambda element: element)
-        seen += [repr(ds), str(ds), str(ds.explain(0)), repr(ds.explain(0)), json.dumps(identify(ds._node))]
+        seen += [repr(ds), str(ds), str(ds.origin(0)), repr(ds.origin(0)), json.dumps(identify(ds._node))]
         seen.append(repr(ds[0]))
         stream = ds.to_iter_dataset()
     else:
@@ -302,7 +302,7 @@ def look(source, seen):
         seen.append(prometheus_client.generate_latest(registry).decode())
         it.set_state(it.get_state())
         with contextlib.suppress(NotImplementedError, ValueError):  # of a file that is read in order
-            seen += map(str, it.explain(1))
+            seen += map(str, it.origins(1))
 
 
 CASES = [(place, name) for place in ("web", "hush") for name in {**FILES, **FOLDERS}]
@@ -415,7 +415,7 @@ def test_what_users_show_of_their_own(again, caplog, tmp_path, monkeypatch):
         loading = DataLoader(data_source=source, sampler=samplers.SequentialSampler(9), worker_count=0)
         seen.append(iter(loading).get_state().decode())
         ds = MapDataset.source(source).map(Fetch(f"https://host/x?sig={MARKER}"))
-        seen += [repr(ds), str(ds.explain(3)), json.dumps(iter(ds).get_state())]
+        seen += [repr(ds), str(ds.origin(3)), json.dumps(iter(ds).get_state())]
         if again:
             other = MapDataset.source(Own(f"https://you:else@host/x?sig=other{MARKER}"))
             iter(other).set_state(iter(MapDataset.source(source)).get_state())
@@ -440,7 +440,7 @@ def test_trajectories_of_a_url(robots, caplog, tmp_path, monkeypatch):
             ds, statistics = make_dataset_from_rlds(
                 "synth_rlds:1.0.0", data_dir, train=True, storage_options=QUICK, **keys
             )
-            seen.extend([repr(ds), json.dumps(statistics, default=str), repr(ds.dataset), str(ds.dataset.explain(0))])
+            seen.extend([repr(ds), json.dumps(statistics, default=str), repr(ds.dataset), str(ds.dataset.origin(0))])
             with contextlib.closing(iter(ds.dataset.to_iter_dataset())) as it:
                 next(it)
                 seen.extend([repr(it), json.dumps(it.get_state())])

@@ -291,7 +291,7 @@ def test_writing_changes_neither_the_data_nor_other_epochs(kind, tmp_path):
         assert same([plain(x) for x in stream], expected), f"stream, {epoch}"
     assert same([plain(x) for x in written.repeat(EPOCHS)], expected * EPOCHS)
     twice = [0, 0, 1, 1] if kind != "parts of a flat_map" else [0, 0]
-    assert same([plain(x) for x in bushel_rows(written.take(twice))], [expected[i] for i in twice])
+    assert same([plain(x) for x in bushel_rows(written.get(twice))], [expected[i] for i in twice])
     both = bushel.MapDataset.concatenate([ds.slice([0, 0]).map(write), ds.map(write)])
     assert same([plain(x) for x in both][2:], expected)
     assert same(plain(data), kept), "the user's own data"

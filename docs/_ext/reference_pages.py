@@ -23,7 +23,7 @@ VERSIONS = {
 }
 
 GROUPS = {
-    "Datasets and iterators": ["MapDataset", "IterDataset", "DatasetIterator", "Column", "Explanation", "Report",
+    "Datasets and iterators": ["MapDataset", "IterDataset", "DatasetIterator", "Column", "ElementOrigin", "Report",
                                "explain_identity", "IdentityExplanation"],
     "Options": ["MultiprocessingOptions", "RayOptions", "ReadOptions", "config"],
     "DataLoader": ["DataLoader", "DataLoaderIterator", "load", "IndexSampler", "Sampler", "SequentialSampler",

@@ -68,7 +68,7 @@ if _typing.TYPE_CHECKING:
     from bushel.device import device_put as device_put
     from bushel.engine import Report
     from bushel.graph.columns import Column
-    from bushel.graph.explain import Explanation
+    from bushel.graph.origins import ElementOrigin
     from bushel.iterator import DatasetIterator
     from bushel.running import serve_report
     from bushel.samplers import IndexSampler, Sampler, SequentialSampler
@@ -90,7 +90,7 @@ __all__ = [
     "DataLoader",
     "DataLoaderIterator",
     "DatasetIterator",
-    "Explanation",
+    "ElementOrigin",
     "IdentityExplanation",
     "IndexSampler",
     "IterDataset",
@@ -154,7 +154,7 @@ _ELSEWHERE = {
     "DataLoader": "data_loader",
     "DataLoaderIterator": "data_loader",
     "DatasetIterator": "iterator",
-    "Explanation": "graph.explain",
+    "ElementOrigin": "graph.origins",
     "IdentityExplanation": "state.explanation",
     "IndexSampler": "samplers",
     "IterDataset": "dataset",

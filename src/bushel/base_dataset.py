@@ -300,16 +300,15 @@ def check_transform(transform: Any, kind: type, name: str) -> Any:
     return transform
 
 
+_VALUES = ("column", "where", "sample", "order_by", "pack", "bucket", "split")
+"""Operations that take a function whose results are values of records."""
 _ARGUMENTS = {
-    "column": (1, "function(element)"),
-    "filter": (1, "function(element)"),
-    "flat_map": (1, "function(element)"),
-    "map": (1, "function(element)"),
+    **dict.fromkeys(("filter", "flat_map", "map", *_VALUES), (1, "function(element)")),
     "map_with_index": (2, "function(index, element)"),
     "random_map": (2, "function(element, rng)"),
 }
 """How many arguments each operation gives to the user's function, and how such a call reads."""
-_RETURNING = ("map", "map_with_index", "random_map", "column", "filter")
+_RETURNING = ("map", "map_with_index", "random_map", "filter", *_VALUES)
 """Operations to which a function that always returns None is of no use."""
 
 

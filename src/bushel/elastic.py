@@ -23,8 +23,8 @@ from bushel.elastic_streams import ElasticIterDatasetIterator
 from bushel.engine import Report
 from bushel.graph.apply import MapWithIndex
 from bushel.graph.batch import Batch
-from bushel.graph.explain import Explanation
 from bushel.graph.node import Epochs, MapNode
+from bushel.graph.origins import ElementOrigin
 from bushel.graph.reindex import Reindex
 from bushel.graph.state_fields import State, read_count
 from bushel.graph.streams import Ahead, Elements, StreamNode, WithOptions
@@ -195,9 +195,9 @@ class ElasticIterator(DatasetIterator[Any]):
     def skipped(self) -> int:
         return self._base.skipped
 
-    def explain(self, steps: int = 1) -> list[Explanation]:
+    def origins(self, steps: int = 1) -> list[ElementOrigin]:
         """Of which source records this host's rows of the next global batches are made. Nothing is read."""
-        return self._base.explain(steps)
+        return self._base.origins(steps)
 
     def close(self) -> None:
         if not self._closed:
@@ -295,10 +295,10 @@ class _ElasticMapDatasetIterator(DatasetIterator[Any]):
     def skipped(self) -> int:
         return self._iterator.skipped
 
-    def explain(self, steps: int = 1) -> list[Explanation]:
+    def origins(self, steps: int = 1) -> list[ElementOrigin]:
         """Of which source records this host's rows of the next global batches are made. Nothing is read."""
         first = self._start // self._hosts.batch_size
-        return [dataclasses.replace(step, index=first + step.index) for step in self._iterator.explain(steps)]
+        return [dataclasses.replace(step, index=first + step.index) for step in self._iterator.origins(steps)]
 
     def close(self) -> None:
         if not self._closed:

@@ -166,13 +166,13 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
                 "read until it ends. On a MapDataset, `where` and `pack` return datasets with a length."
             )
         if checks.is_endless(length):
-            raise TypeError(f"This IterDataset has no end: {self!r}. Its first elements are `.limit(n)`.")
+            raise TypeError(f"This IterDataset has no end: {self!r}. Its first elements are `.take(n)`.")
         return length
 
     if not TYPE_CHECKING:
         __getitem__ = hints.Unsupported(
             "A stream is read in order, so it has no `stream[i]`. Write `ds[i]` on the MapDataset before "
-            "`to_iter_dataset()`, or take the first elements: `list(stream.limit(n))`."
+            "`to_iter_dataset()`, or take the first elements: `list(stream.take(n))`."
         )
 
     def __bool__(self) -> bool:
@@ -324,13 +324,40 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         return IterPipeline(ordered.FlatMapStream(self._node, check_transform(transform, tf.FlatMap, "flat_map")))
 
     def limit(self, count: int) -> IterDataset[T_co]:
-        """The first `count` elements.
+        """The first `count` elements: the same as `take`, under Grain's word.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(5).to_iter_dataset().limit(2))
         [0, 1]
         """
         return IterPipeline(portions.Limit(self._node, count))
+
+    def take(self, count: int) -> IterDataset[T_co]:
+        """The first `count` elements, as a dataset.
+
+        >>> from bushel import MapDataset
+        >>> list(MapDataset.range(5).to_iter_dataset().take(2))
+        [0, 1]
+        """
+        return IterPipeline(portions.Limit(self._node, count))
+
+    def skip(self, count: int) -> IterDataset[T_co]:
+        """All elements but the first `count`, which are computed and dropped. `MapDataset.skip` computes nothing.
+
+        >>> from bushel import MapDataset
+        >>> list(MapDataset.range(5).to_iter_dataset().skip(3))
+        [3, 4]
+        """
+        return IterPipeline(portions.Skip(self._node, count))
+
+    def unbatch(self) -> IterDataset[Any]:
+        """The rows of batches, one by one: each element must be a tree of arrays that share a first axis.
+
+        >>> from bushel import MapDataset
+        >>> list(MapDataset.range(5).map(lambda x: {"x": x}).batch(2).to_iter_dataset().unbatch().take(3))
+        [{'x': np.int64(0)}, {'x': np.int64(1)}, {'x': np.int64(2)}]
+        """
+        return IterPipeline(ordered.FlatMapStream(self._node, portions.unbatch))
 
     @explains_arguments(
         "Write `ds.repeat(num_epochs)`.", count="Write `num_epochs={0}`.", epochs="Write `num_epochs={0}`."

@@ -24,7 +24,8 @@ from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_strea
 from bushel.graph import show
 from bushel.graph.cursors import Cursor
 from bushel.graph.custom import IteratorCursor
-from bushel.graph.explain import Explanation, explain_next
+from bushel.graph.epoch_numbers import drops_elements, find_epoch
+from bushel.graph.origins import ElementOrigin, find_next_origins
 from bushel.graph.passes import Passes
 from bushel.graph.state_fields import State
 from bushel.graph.streams import StreamNode, reads_global_batches
@@ -120,17 +121,62 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
         """
 
     @optional
-    def explain(self, steps: int = 1) -> list[Explanation]:
+    def origins(self, steps: int = 1) -> list[ElementOrigin]:
         """The source records that the next elements are made of. Nothing is read; see `MapDataset.explain`.
 
         >>> from bushel import MapDataset
         >>> it = iter(MapDataset.range(10).shuffle(seed=1).batch(2))
-        >>> print(it.explain()[0])
+        >>> print(it.origins()[0])
         element 0 is made of
           record 5 of range(10), epoch 0
           record 7 of range(10), epoch 0
         """
         raise NotImplementedError(f"{type(self).__name__} cannot say what comes next without reading.")
+
+    @property
+    @optional
+    def epoch(self) -> int:
+        """How many epochs are over: 0 until the first element of the second epoch is the next one.
+
+        It is the number of the last `repeat` of the pipeline.
+
+        >>> from bushel import MapDataset
+        >>> it = iter(MapDataset.range(6).shuffle(seed=1).batch(2).repeat())
+        >>> while it.epoch < 2:
+        ...     batch = next(it)
+        >>> it.origins()[0].index
+        6
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not know the number of its epoch.")
+
+    def seek(self, step: int) -> None:
+        """Goes to an element by its number, at once and without reading. The next element is then number `step`.
+
+        It needs a pipeline whose elements are known by their number: not after a `filter` or a `repeat` of a stream.
+
+        >>> from bushel import MapDataset
+        >>> it = iter(MapDataset.range(10).shuffle(seed=1).batch(2).repeat())
+        >>> it.seek(1_000_000)
+        >>> it.epoch
+        200000
+        """
+        number = checks.not_negative(step, "step")
+        try:
+            self._check_seekable()
+            self._set_next_index(number)
+        except NotImplementedError:
+            raise NotImplementedError(
+                "`seek` needs a pipeline that knows its elements by their number. After a `filter`, or after "
+                "`window_shuffle`, packing, `flat_map` or `repeat` of a stream, it is not known without reading which "
+                "element has this number. Use `where`, `pack` and `repeat` of the MapDataset, or save the position: "
+                "`it.get_state()`."
+            ) from None
+        except IndexError:
+            raise IndexError(f"There is no element {number}: the elements end before it.") from None
+
+    @optional
+    def _check_seekable(self) -> None:
+        """Raises NotImplementedError if numbers of elements are not known, although indices are."""
 
     @optional
     def report(self) -> Report:
@@ -393,6 +439,16 @@ class PipelineIterator(_CursorIterator[T_co]):
             self._move_to(envelope.unseal(state, self.identity, check=check))
 
     @property
+    def epoch(self) -> int:
+        with self._lock:
+            self._come_back()
+            return find_epoch(self._node, self._cursor.get_state())
+
+    def _check_seekable(self) -> None:
+        if drops_elements(self._node):
+            raise NotImplementedError
+
+    @property
     def skipped(self) -> int:
         """How many elements failed and were left out so far, with `DatasetOptions(on_error="skip")`."""
         return 0 if self._observer.skips is None else self._observer.skips.count
@@ -411,10 +467,10 @@ class PipelineIterator(_CursorIterator[T_co]):
         """
         return self._observer.report()
 
-    def explain(self, steps: int = 1) -> list[Explanation]:
+    def origins(self, steps: int = 1) -> list[ElementOrigin]:
         with self._lock:
             self._come_back()
-            return explain_next(self._node, self._cursor.get_next_index, checks.positive(steps, "steps"))
+            return find_next_origins(self._node, self._cursor.get_next_index, checks.positive(steps, "steps"))
 
     def __repr__(self) -> str:
         return f"<iterator of {self._node.call()} at {self._position()}>"

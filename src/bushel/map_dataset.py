@@ -62,17 +62,18 @@ if TYPE_CHECKING:
         VectorizedFilter,
         VectorizedFunction,
     )
-    from bushel.graph import bucket, explain, mixtures, pack_plan, select
+    from bushel.graph import bucket, mixtures, origins, pack_plan, select, split
     from bushel.graph.columns import Column
-    from bushel.graph.explain import Explanation
+    from bushel.graph.origins import ElementOrigin
 else:
     columns = Lazy("bushel.columns")
     record_values = Lazy("bushel.record_values")
     bucket = Lazy("bushel.graph.bucket")
-    explain = Lazy("bushel.graph.explain")
     mixtures = Lazy("bushel.graph.mixtures")
+    origins = Lazy("bushel.graph.origins")
     pack_plan = Lazy("bushel.graph.pack_plan")
     select = Lazy("bushel.graph.select")
+    split = Lazy("bushel.graph.split")
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -82,6 +83,7 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 E = TypeVar("E")
+K = TypeVar("K")
 
 
 class _MapDatasetMeta(DatasetMeta):
@@ -188,7 +190,7 @@ class _MapDatasetMeta(DatasetMeta):
 class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
     """A dataset whose elements are a function of their index.
 
-    Nothing is read before you ask for an element: with `ds[i]`, with `ds.take(indices)` or by iteration. One epoch has
+    Nothing is read before you ask for an element: with `ds[i]`, with `ds.get(indices)` or by iteration. One epoch has
     `len(ds)` elements. Larger indices are the following epochs, each in a new order if the pipeline shuffles. If a
     `filter` dropped an element, `ds[i]` is None, and iteration leaves it out.
 
@@ -247,19 +249,59 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
     def __iter__(self) -> DatasetIterator[T_co]:
         return self.to_iter_dataset().__iter__()
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """Many elements at once: a list, or `bushel.sources.Columns` if the pipeline works on whole arrays.
+    def get(self, indices: Sequence[int] | np.ndarray) -> list[T_co]:
+        """The elements at these indices, as a list. It reads them together, which is faster than one by one.
 
-        >>> MapDataset.range(5).map(lambda x: x + 1).take([4, 0])
+        The indices come in any order and may be of any epoch. A missing element is None.
+
+        >>> MapDataset.range(5).map(lambda x: x + 1).get([4, 0])
         [5, 1]
         """
+        return blocks.rows_of(self._get_block(indices))
+
+    def _get_block(self, indices: Sequence[int] | np.ndarray) -> Block:
+        """The elements at these indices: a list, or `Columns` if the pipeline works on whole arrays."""
         positions = np.asarray(indices)
         if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
-            first = f" The first {indices} elements are `ds[:{indices}]`." if isinstance(indices, int) else ""
-            raise TypeError(f"take needs a list of integers, got {indices!r}.{first}")
+            first = f" The first {indices} elements are `ds.take({indices})`." if isinstance(indices, int) else ""
+            raise TypeError(f"get needs a list of integers, got {indices!r}.{first}")
         if not positions.size:
             return []
         return _take(self._node, positions.astype(np.int64))
+
+    def take(self, count: int) -> MapDataset[T_co]:
+        """The first `count` elements, as a dataset: `ds[:count]`. For elements at some indices, see `get`.
+
+        >>> list(MapDataset.range(10).take(3)), list(MapDataset.range(10).skip(8))
+        ([0, 1, 2], [8, 9])
+        """
+        return self[: _check_count(count, "take")]
+
+    def limit(self, count: int) -> MapDataset[T_co]:
+        """The first `count` elements: the same as `take`, under the word that Grain has for streams.
+
+        >>> list(MapDataset.range(10).limit(3))
+        [0, 1, 2]
+        """
+        return self[: _check_count(count, "limit")]
+
+    def skip(self, count: int) -> MapDataset[T_co]:
+        """All elements but the first `count`, without reading those: `ds[count:]`.
+
+        >>> list(MapDataset.range(5).skip(3))
+        [3, 4]
+        """
+        return self[_check_count(count, "skip") :]
+
+    def __add__(self, other: MapDataset[S]) -> MapDataset[T_co | S]:
+        """The elements of this dataset and then those of another: `MapDataset.concatenate([self, other])`.
+
+        >>> list(MapDataset.range(2) + MapDataset.source(["a"]))
+        [0, 1, 'a']
+        """
+        if not isinstance(other, MapDataset):
+            return NotImplemented
+        return MapDataset.concatenate([self, other])
 
     def apply(self, transformations: tf.Transformation | tf.Transformations) -> MapDataset[Any]:
         """One transformation after the other, each by its kind.
@@ -516,6 +558,81 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             return MapPipeline(reindex.Slice(self._node, *sl.indices(length)))
         return MapPipeline(reindex.Listed(self._node, _check_positions(sl, length)))
 
+    @overload
+    def split(
+        self,
+        shares: Mapping[K, float],
+        *,
+        seed: int = 0,
+        by: Callable[[T_co], Any] | Column | np.ndarray | Sequence[Any] | None = None,
+        hashed: bool = False,
+    ) -> dict[K, MapDataset[T_co]]: ...
+
+    @overload
+    def split(
+        self,
+        shares: Sequence[float],
+        *,
+        seed: int = 0,
+        by: Callable[[T_co], Any] | Column | np.ndarray | Sequence[Any] | None = None,
+        hashed: bool = False,
+    ) -> tuple[MapDataset[T_co], ...]: ...
+
+    @explains_arguments(
+        "Write `train, validation = ds.split([0.9, 0.1])`.",
+        groups="Write `by={0}`.",
+        random_state="Write `seed={0}`.",
+        test_size="Write `ds.split([0.9, 0.1])`.",
+    )
+    def split(
+        self,
+        shares: Any,
+        *,
+        seed: int = 0,
+        by: Callable[[T_co], Any] | Column | np.ndarray | Sequence[Any] | None = None,
+        hashed: bool = False,
+    ) -> Any:
+        """Parts without a common record, such as a train and a validation set. Together they are the whole dataset.
+
+        A record is in the same part in every epoch, also if the dataset is shuffled: then the records are split before
+        the shuffle, and each part is shuffled by itself. A part of a dataset that is not shuffled has its records in a
+        random order, which is the same in every epoch.
+
+        Args:
+          shares: the share of each part, with the sum 1; or how many elements each part has. A dict gives the parts
+            names, and the parts come back in a dict.
+          seed: another seed gives another split. It does not follow from `ds.seed(...)`: an operation that you add
+            must not move records from one part to another.
+          by: keeps records together: a function of an element, a column, or one value per element. Records with the
+            same value, such as the number of an episode, are in the same part. Sizes then differ from the shares by
+            less than the largest group.
+          hashed: decides by a hash of the value of `by` alone. So a record stays in its part if data are added. Sizes
+            are then only close to the shares.
+
+        >>> train, validation = MapDataset.range(10).split([0.8, 0.2])
+        >>> len(train), sorted([*train, *validation])
+        (8, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+        >>> parts = MapDataset.range(10).split({"train": 0.6, "test": 0.4}, by=lambda x: x // 5)
+        >>> list(parts["test"])
+        [5, 6, 7, 8, 9]
+        """
+        node = self._node
+        if isinstance(shares, (str, bytes)) or not isinstance(shares, (Mapping, Sequence, np.ndarray)):
+            raise TypeError(f"`split` takes the shares of the parts, such as [0.9, 0.1]; got {shares!r}.")
+        checked = split.check_shares(list(shares.values() if isinstance(shares, Mapping) else shares))
+        chosen_seed = checks.seed(seed, below=1 << 32)
+        if hashed and (by is None or checked.counts):
+            needs = "a value for each record: write `by=function`" if by is None else "shares such as [0.9, 0.1]"
+            raise ValueError(f"`split` with hashed=True needs {needs}.")
+        records = split.find_records(node)
+        if by is None:
+            parts = split.split_by_place(records, checked, chosen_seed)
+        else:
+            groups = record_values.check_groups(_check_values(by, "split"), records, node)
+            parts = split.split_by_group(records, groups, checked, chosen_seed, hashed)
+        datasets = [MapPipeline[T_co](split.put_in_place(node, records, part)) for part in parts]
+        return dict(zip(shares, datasets, strict=True)) if isinstance(shares, Mapping) else tuple(datasets)
+
     @explains_arguments(
         "Write `ds.repeat(num_epochs)`.", count="Write `num_epochs={0}`.", epochs="Write `num_epochs={0}`."
     )
@@ -533,6 +650,8 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             num_epochs = checks.positive(num_epochs, "num_epochs")
         if self._node.length >= checks.INFINITE:
             raise ValueError(f"Repeating already infinite dataset {self._node.call()} does nothing.")
+        if reseed_each_epoch and num_epochs != 1:
+            split.warn_of_leak(self._node)
         return MapPipeline(reindex.Repeat(self._node, num_epochs, bool(reseed_each_epoch)))
 
     @explains_arguments("Write `ds.column(function)`.")
@@ -579,22 +698,31 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             trust_source=trust_source,
         )
 
-    @explains_arguments("Write `ds.where(ds.column(function))`.")
-    def where(self, mask: Column | np.ndarray | Sequence[bool]) -> MapDataset[T_co]:
+    @explains_arguments("Write `ds.where(function)`.")
+    def where(self, mask: Callable[[T_co], Any] | Column | np.ndarray | Sequence[bool]) -> MapDataset[T_co]:
         """Only the elements whose `mask` is True, without gaps: the length is exact, and random access works.
 
         Unlike `filter` it can be followed by any operation: batches, shuffles, shards, mixtures with exact shares.
         Before a shuffle it costs nothing per epoch. After a shuffle the kept positions of each epoch are computed once.
 
-        >>> ds = MapDataset.range(6)
-        >>> list(ds.where(ds.column(lambda x: x % 3 == 0)))
+        Args:
+          mask: a function that returns a bool; a column of bools, such as `lengths > 10`; or one bool per element. A
+            function is called once for each record, now, and the values stay in memory. `ds.column(function)` gives
+            the same values for several operations, and can keep them in files.
+
+        >>> list(MapDataset.range(6).where(lambda x: x % 3 == 0))
         [0, 3]
         """
-        return _choose(self._node, record_values.check_mask, mask, select.Where())
+        checked = _check_values(mask, "where")
+        return _choose(self._node, record_values.check_mask, checked, select.Where())
 
     @explains_arguments("Write `ds.sample(weights, seed=0)`.")
     def sample(
-        self, weights: Column | np.ndarray | Sequence[float], seed: int | None = None, *, replacement: bool = True
+        self,
+        weights: Callable[[T_co], Any] | Column | np.ndarray | Sequence[float],
+        *,
+        seed: int | None = None,
+        replacement: bool = True,
     ) -> MapDataset[T_co]:
         """Draws elements in proportion to `weights`.
 
@@ -602,40 +730,48 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         share s of all weights comes floor(s * n) or ceil(s * n) times in an epoch of n draws. Without replacement each
         element with a weight above zero comes once per epoch, and elements with large weights tend to come early.
 
+        Args:
+          weights: a function of an element, a column, or one number per element: see `where`.
+          seed: by default it follows from `ds.seed(...)` and the place in the pipeline.
+          replacement: whether an element may come several times in an epoch.
+
         >>> ds = MapDataset.range(4)
         >>> sorted(ds.sample([1, 0, 2, 1], seed=0))
         [0, 2, 2, 3]
         """
         chosen_seed = derive_seed(self, seed, "sample")
         rule = select.Draw(chosen_seed) if replacement else select.WeightedShuffle(chosen_seed)
-        return _choose(self._node, record_values.check_weights, weights, rule)
+        return _choose(self._node, record_values.check_weights, _check_values(weights, "sample"), rule)
 
     @explains_arguments(
-        "Write `ds.order_by(ds.column(function))`.", reverse="Write `ds.order_by(-column)` for large values first."
+        "Write `ds.order_by(function)`.", reverse="Write `ds.order_by(-column)` for large values first."
     )
     def order_by(
-        self, values: Column | np.ndarray | Sequence[float], *, noise: float = 0.0, seed: int | None = None
+        self,
+        values: Callable[[T_co], Any] | Column | np.ndarray | Sequence[float],
+        *,
+        noise: float = 0.0,
+        seed: int | None = None,
     ) -> MapDataset[T_co]:
         """Each epoch sorted by `values`, small ones first: a curriculum. For large ones first, `order_by(-column)`.
 
         Args:
-          values: a column, or one number per element.
+          values: a function of an element, a column, or one number per element: see `where`.
           noise: how random the order is, from 0 (sorted) to 1 (shuffled). It is drawn again in every epoch.
           seed: for the noise; by default it follows from `ds.seed(...)` and the place in the pipeline.
 
-        >>> ds = MapDataset.source(["banana", "fig", "kiwi"])
-        >>> list(ds.order_by(ds.column(len)))
+        >>> list(MapDataset.source(["banana", "fig", "kiwi"]).order_by(len))
         ['fig', 'kiwi', 'banana']
         """
         if not 0 <= noise <= 1:
             raise ValueError(f"noise must be between 0 (sorted) and 1 (shuffled), got {noise!r}.")
         rule = select.OrderBy(float(noise), derive_seed(self, seed, "order_by") if noise else 0)
-        return _choose(self._node, record_values.check_sortable, values, rule)
+        return _choose(self._node, record_values.check_sortable, _check_values(values, "order_by"), rule)
 
-    @explains_arguments("Write `ds.pack(ds.column(len), length)`.", max_length="Write `length={0}`.")
+    @explains_arguments("Write `ds.pack(len, length)`.", max_length="Write `length={0}`.")
     def pack(
         self,
-        lengths: Column | np.ndarray | Sequence[int] | Mapping[str, Any],
+        lengths: Callable[[T_co], Any] | Column | np.ndarray | Sequence[int] | Mapping[str, Any],
         length: int | Mapping[str, int],
         *,
         strategy: Literal["first_fit", "best_fit", "concat_split"] = "first_fit",
@@ -650,7 +786,8 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         sequence. Shuffle the rows, not the sequences: shuffled sequences need another number of rows in every epoch.
 
         Args:
-          lengths: how long each sequence is; for several features, a column with fields or a dict of columns.
+          lengths: how long each sequence is: a function of an element, a column, or one number per element, as for
+            `where`. For several features the function returns a dict, or each feature has its own in a dict.
           length: how long a row is. A number if the elements are sequences (the feature is then called "tokens"), else
             a dict with a number for each feature to pack. Other features are left out.
           strategy: "first_fit" and "best_fit" keep sequences whole, "concat_split" cuts them where a row is full.
@@ -659,19 +796,23 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
           max_sequences: the largest number of sequences in a row; not with "concat_split".
 
         >>> ds = MapDataset.source([np.array([1, 2, 3]), np.array([4, 5]), np.array([6])])
-        >>> packed = ds.pack(ds.column(len), 4)
+        >>> packed = ds.pack(len, 4)
         >>> packed[0]["tokens"].tolist(), packed[0]["tokens_segment_ids"].tolist(), packed.efficiency
         ([1, 2, 3, 6], [1, 1, 1, 2], {'tokens': 0.75})
         """
+        if isinstance(lengths, Mapping):
+            checked: Any = {name: _check_values(values, "pack") for name, values in lengths.items()}
+        else:
+            checked = _check_values(lengths, "pack")
         options = pack_plan.check_options(length, strategy, window, seed, max_sequences)
         return PackedMapDataset(
-            select.under_endless_repeat(self._node, lambda inner: record_values.pack_rows(inner, lengths, options))
+            select.under_endless_repeat(self._node, lambda inner: record_values.pack_rows(inner, checked, options))
         )
 
-    @explains_arguments("Write `ds.bucket(ds.column(len), boundaries, batch_sizes, seed=0)`.")
+    @explains_arguments("Write `ds.bucket(len, boundaries, batch_sizes, seed=0)`.")
     def bucket(
         self,
-        lengths: Column | np.ndarray | Sequence[int],
+        lengths: Callable[[T_co], Any] | Column | np.ndarray | Sequence[int],
         boundaries: Sequence[int],
         batch_sizes: int | Sequence[int],
         *,
@@ -687,7 +828,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         decides which elements share a batch: shuffle it before.
 
         Args:
-          lengths: a column, or one whole number per element.
+          lengths: a function of an element, a column, or one whole number per element: see `where`.
           boundaries: the largest length of each bucket.
           batch_sizes: how many elements make a batch: one number, or one per bucket.
           seed: for the order of batches; by default it follows from `ds.seed(...)` and the place in the pipeline.
@@ -697,31 +838,32 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
           batch_fn: makes a batch from a list of elements; by default they are padded and stacked.
 
         >>> ds = MapDataset.source([np.ones(n, int) for n in (1, 4, 2, 3)])
-        >>> sorted(batch.tolist() for batch in ds.bucket(ds.column(len), [2, 4], 2, seed=0))
+        >>> sorted(batch.tolist() for batch in ds.bucket(len, [2, 4], 2, seed=0))
         [[[1, 0], [1, 1]], [[1, 1, 1, 1], [1, 1, 1, 0]]]
         """
+        checked = _check_values(lengths, "bucket")
         bounds, sizes = bucket.check_sizes(boundaries, batch_sizes)
         chosen = derive_seed(self, seed, "bucket")
         named = None if features is None else tuple(features)
         options = bucket.BucketOptions(bounds, sizes, chosen, bool(drop_remainder), named, padding, batch_fn)
         return MapPipeline(
-            select.under_endless_repeat(self._node, lambda inner: record_values.bucket_batches(inner, lengths, options))
+            select.under_endless_repeat(self._node, lambda inner: record_values.bucket_batches(inner, checked, options))
         )
 
-    def explain(self, index: int) -> Explanation:
+    def origin(self, index: int) -> ElementOrigin:
         """The source records that element `index` is made of, with their component and epoch. Nothing is read.
 
-        `iterator.explain(steps)` does the same for the next elements of an iterator.
+        `iterator.origins(steps)` does the same for the next elements of an iterator.
 
         >>> ds = MapDataset.mix([MapDataset.range(5), MapDataset.source(["a", "b"])]).batch(3)
-        >>> print(ds.explain(1))
+        >>> print(ds.origin(1))
         element 1 is made of
           record 1 of list of 2, epoch 0, component 1
         """
         position = checks.integer(index, "index")
         if self._node.length == 0:
             raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
-        return explain.explain(self._node, words.array([position]))[0]
+        return origins.find_origins(self._node, words.array([position]))[0]
 
     @explains_arguments(
         "Write `ds.to_device()`.", buffer_size="Write `buffer={0}`.", device="Write `ds.to_device(device)`."
@@ -812,7 +954,7 @@ class MapPipeline(MapDataset[T_co]):
         return blocks.rows_of(_take(self._node, position))[0]
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
-        return blocks.rows_of(self.take(indices))
+        return self.get(indices)
 
     @property
     def _element_spec(self) -> Any:
@@ -887,12 +1029,19 @@ def _nodes_of(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, 
     return tuple(dataset._node for dataset in datasets)
 
 
+def _check_count(count: Any, what: str) -> int:
+    """`count` of `take`, `limit` or `skip`; a list of indices, which `get` takes, is refused."""
+    if isinstance(count, (list, tuple, builtins.range, np.ndarray)):
+        raise TypeError(f"{what} takes a number, got {count!r}. Write `ds.get(indices)` for the elements at indices.")
+    return checks.not_negative(count, "count")
+
+
 def _explain_index(index: Any) -> str:
     """What to write instead of `ds[index]`, if the index looks like one of another library."""
     if isinstance(index, str):
         return f"Write `ds[0][{index!r}]` for an entry of one element, `ds.map(lambda x: x[{index!r}])` for all."
     if isinstance(index, (list, np.ndarray)):
-        return "Write `ds.slice(positions)` for a dataset of several elements, `ds.take(positions)` for the elements."
+        return "Write `ds.slice(positions)` for a dataset of several elements, `ds.get(positions)` for the elements."
     return ""
 
 
@@ -901,6 +1050,12 @@ def _make_map_dataset(value: Any) -> str:
     if isinstance(value, IterDataset):
         return "Call `to_iter_dataset()` after it, or use the functions of IterDataset for streams."
     return "Write `MapDataset.source(records)` for records."
+
+
+def _check_values(values: Any, what: str) -> Any:
+    """Values of records for the operation `what`; a function is refused if it cannot be called with an element."""
+    is_function = callable(values) or isinstance(values, tf.Map)
+    return check_transform(values, tf.Map, what) if is_function else values
 
 
 def _choose(

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from bushel import columns
 from bushel.base import checks, trees
+from bushel.base.transforms import Map
 from bushel.graph import bucket
 from bushel.graph.bucket import Bucket, BucketOptions
 from bushel.graph.column_values import collect_values
@@ -24,21 +26,23 @@ _MORE = {"pack": ", length", "bucket": ", boundaries, batch_sizes", "sample": ",
 """The further arguments of operations that take a column."""
 
 
+def compute_values(values: Any, node: MapNode) -> Any:
+    """`values`, or their column over the elements of `node` if they are a function of an element."""
+    return columns.column(node, values) if callable(values) or isinstance(values, Map) else values
+
+
 def bind_column(values: Any, node: MapNode, what: str) -> Column:
     """`values` as a column with a value for every element of `node`.
 
-    They are a column already, or an array with one entry per element. `what` names the operation in messages.
+    They are a function, a column, or an array with one entry per element. `what` names the operation in messages.
     """
-    if callable(values):
-        raise TypeError(
-            f"`{what}` takes a column, not a function: write `ds.{what}(ds.column(function){_MORE.get(what, '')})`. "
-            "A column is computed once, and can be kept in files."
-        )
     if isinstance(values, str):
+        argument = "by=" if what == "split" else ""
         raise TypeError(
-            f"`{what}` takes a column, not the name of an entry: write "
-            f"`ds.{what}(ds.column(lambda element: element[{values!r}]){_MORE.get(what, '')})`."
+            f"`{what}` takes a function or a column, not the name of an entry: write "
+            f"`ds.{what}({argument}lambda element: element[{values!r}]{_MORE.get(what, '')})`."
         )
+    values = compute_values(values, node)
     if not isinstance(values, Column):
         return _column_by_position(values, node, what)
     if values.reaches(node):
@@ -89,6 +93,24 @@ def check_sortable(values: Any, node: MapNode) -> Column:
     return column
 
 
+def check_groups(values: Any, node: MapNode, whole: MapNode) -> np.ndarray:
+    """The value of each element of `node` by which `split` keeps elements together.
+
+    `node` is the step of the pipeline `whole` that is split, where each epoch has the same elements in the same order.
+    A function is called with the elements of `whole`.
+    """
+    values = compute_values(values, whole)
+    if not isinstance(values, (Column, str)) and whole.epochs is not Epochs.SAME:
+        raise ValueError(_explain_order("split", whole))
+    column = bind_column(values, node, "split")
+    if column.dtype.kind not in "biuSUmM" or any(part.values.ndim != 1 for part in column.parts):
+        raise TypeError(
+            "`split(by=...)` takes one whole number, text or date per element, such as the number of an episode; got "
+            f"values of {_type_of(column)}."
+        )
+    return column.of_epoch(node, 0)
+
+
 def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
     """The node of rows that are packed from the elements of `node`. `values` are the lengths of the elements."""
     if node.epochs is not Epochs.SAME:
@@ -96,8 +118,9 @@ def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
             f"After {node.call()} every epoch has another order, and packed in that order it would have another number "
             "of rows. Pack first, then shuffle the rows; `pack(seed=...)` packs elements in a shuffled order."
         )
-    columns = [_check_lengths(values, node, name) for name in options.capacities]
-    lengths = np.stack([column.of_epoch(node, 0) for column in columns], axis=1).astype(np.int64)
+    values = compute_values(values, node)  # once, and not for each feature
+    found = [_check_lengths(values, node, name) for name in options.capacities]
+    lengths = np.stack([column.of_epoch(node, 0) for column in found], axis=1).astype(np.int64)
     if options.strategy != "concat_split":
         for number, (name, capacity) in enumerate(options.capacities.items()):
             above = np.flatnonzero(lengths[:, number] > capacity)
@@ -107,7 +130,7 @@ def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
                     f"element {above[0]} with {lengths[above[0], number]} ({name}). Truncate them, leave them out with "
                     '`where(lengths <= ...)`, or cut them with strategy="concat_split".'
                 )
-    return PackedRows(node, options, plan_rows(lengths, options), digest([column.digest for column in columns]))
+    return PackedRows(node, options, plan_rows(lengths, options), digest([column.digest for column in found]))
 
 
 def bucket_batches(node: MapNode, values: Any, options: BucketOptions) -> Bucket:
@@ -163,10 +186,7 @@ def _type_of(column: Column) -> str:
 def _column_by_position(values: Any, node: MapNode, what: str) -> Column:
     array = collect_values(values, "the argument")
     if node.epochs is not Epochs.SAME:
-        raise ValueError(
-            f"`{what}` got an array, which goes by position, but after {node.call()} the same position holds another "
-            "record in every epoch. Use a column, `ds.column(function)`, which belongs to records, or do it before."
-        )
+        raise ValueError(_explain_order(what, node))
     if array.ndim == 0 or len(array) != node.length:
         name = node.call()
         elements = (
@@ -175,10 +195,17 @@ def _column_by_position(values: Any, node: MapNode, what: str) -> Column:
             else (f"{node.length:,} elements of {name}")
         )
         raise ValueError(
-            f"`{what}` needs a column, such as `ds.column(function)`, or one value for each of the {elements}; "
+            f"`{what}` needs a function, a column, or one value for each of the {elements}; "
             f"got {trees.describe(array)}."
         )
     return Column((Part(node, array),))
+
+
+def _explain_order(what: str, node: MapNode) -> str:
+    return (
+        f"`{what}` got an array, which goes by position, but after {node.call()} the same position holds another "
+        "record in every epoch. Use a column, `ds.column(function)`, which belongs to records, or do it before."
+    )
 
 
 def _ancestors(node: MapNode) -> list[MapNode]:

@@ -64,7 +64,7 @@ def save(
     folder = output_folders.open_folder(path, storage_options)
     length = node.length
     if length is not None and is_endless(length):
-        raise ValueError("An endless dataset cannot be saved: leave out `repeat()`, or limit it with `limit(count)`.")
+        raise ValueError("An endless dataset cannot be saved: leave out `repeat()`, or take a part with `take(count)`.")
     per_shard = None
     if shards is not None:
         if length is None:

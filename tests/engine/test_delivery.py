@@ -777,7 +777,7 @@ def test_the_first_element_that_fails_is_told_in_whatever_step_it_fails(warm, ba
         assert until_it_fails(it) == expected
     if of_map and expected[1] is not None:
         with pytest.raises(ValueError, match=rf"^{expected[1]}\b"):
-            ds.take(range(len(ds)))
+            ds.get(range(len(ds)))
 
 
 def test_the_state_of_a_last_batch_is_behind_what_a_batch_before_it_dropped():

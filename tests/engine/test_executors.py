@@ -276,7 +276,7 @@ def test_single_access_and_take_read_what_was_asked():
     f = Counting()
     ds = bushel.MapDataset.range(100).map(f)
     assert ds[7] == 7 and f.seen == [7]
-    ds.take([5, 3, 5])
+    ds.get([5, 3, 5])
     assert f.seen == [7, 5, 3, 5]
     assert ds.batch(3)[2].tolist() == [6, 7, 8] and f.seen[4:] == [6, 7, 8]
 

@@ -192,7 +192,7 @@ def check_taken(recipe: Recipe, expected: list[Event]) -> None:
     given = [event.value for event in expected if event.kind == "element"]
     failed = next((event.value for event in expected if event.kind == "error"), None)
     try:
-        rows = rows_of(ds.take(range(min(len(ds), MOST))))
+        rows = rows_of(ds.get(range(min(len(ds), MOST))))
     except Exception as error:
         assert failed is None or in_words(error) == failed
         return

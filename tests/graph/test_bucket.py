@@ -66,7 +66,7 @@ def test_it_resumes_and_runs_anywhere():
     bushel.testing.check_same_for_any_executor(pipeline)
     with iter(pipeline.to_iter_dataset().mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))) as it:
         assert bushel.testing.same(list(it), list(pipeline))
-    assert {record.record for record in pipeline.explain(0).records} == set(pipeline[0]["id"].tolist())
+    assert {record.record for record in pipeline.origin(0).records} == set(pipeline[0]["id"].tolist())
 
 
 def test_a_batch_fn_that_writes_does_not_reach_the_source():

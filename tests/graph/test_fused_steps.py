@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bushel import MapDataset
-from bushel.base import blocks
 from bushel.graph import fused_steps
 
 
@@ -69,10 +68,10 @@ def test_a_chain_gives_the_elements_and_the_first_error_of_its_steps(kinds, coun
     assert sum(map(len, chains)) == len(steps) and len(chains) <= 1 + sum(step.drops for step in steps)
     made, row, failed = run_one_by_one(steps, list(range(count)))
     if row is None:
-        assert blocks.rows_of(ds.take(np.arange(count))) == made
+        assert ds.get(np.arange(count)) == made
         return
     with pytest.raises(Failure) as caught:
-        ds.take(np.arange(count))
+        ds.get(np.arange(count))
     assert caught.value.args == (failed,)
     (note,) = [note for note in caught.value.__notes__ if "failed at" in note]
     assert f"step_{failed} @" in note and f"failed at its element {row}, made of record {row} of" in note
@@ -89,7 +88,7 @@ def test_a_function_that_runs_a_chain_of_its_own_is_named_itself():
 
     outer = MapDataset.source([1]).map(ask).map(lambda x: x + 1).map(lambda x: x + 1)
     with pytest.raises(Failure) as caught:
-        outer.take(np.arange(1))
+        outer.get(np.arange(1))
     notes = [note for note in caught.value.__notes__ if "failed at" in note]
     assert "map(fail @" in notes[0] and "ask @" in notes[-1]
 

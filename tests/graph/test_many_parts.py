@@ -64,11 +64,11 @@ def test_elements_of_many_parts_read_together_are_those_read_alone(kind):
     weights = [1 + number % 5 for number in range(len(parts))]
     for mixture in (MapDataset.mix(parts, weights), MapDataset.mix(parts, weights, exact=True)):
         positions = np.random.default_rng(0).permutation(400)
-        together = blocks.rows_of(mixture.take(positions))
+        together = mixture.get(positions)
         alone = [mixture[int(position)] for position in positions]
         assert same(together, alone)
         sent = cloudpickle.loads(cloudpickle.dumps(mixture))
-        assert same(blocks.rows_of(sent.take(positions)), alone)
+        assert same(sent.get(positions), alone)
 
 
 def test_an_error_among_many_parts_names_the_part_and_its_element():
@@ -80,7 +80,7 @@ def test_an_error_among_many_parts_names_the_part_and_its_element():
     parts = [part.shuffle(k).map(fail) for k, part in enumerate(arrays(40))]
     mixture = MapDataset.concatenate(parts)
     with pytest.raises(ValueError, match="this one") as caught:
-        mixture.take(np.arange(len(mixture)))
+        mixture.get(np.arange(len(mixture)))
     (note,) = [note for note in caught.value.__notes__ if "failed at" in note]
     number = next(int(k) for k in range(len(parts[3])) if parts[3].parents[0][k]["x"][0] == 3004)
     assert f"failed at its element {number}, made of record 2 of ArrayDataSource" in note
@@ -163,7 +163,7 @@ def test_many_parts_of_any_kind_give_what_each_gives_alone(alike, pattern, seed)
     positions = np.random.default_rng(seed).integers(0, 3 * len(mixture), 60)
     which, indices = mixture._node.choose(positions)
     alone = [parts[part][index] for part, index in zip(which.tolist(), indices.tolist())]
-    assert same(blocks.rows_of(mixture.take(positions)), alone)
+    assert same(mixture.get(positions), alone)
     # No function has written into what a source keeps, also where nobody else would write into the elements.
     for _ in range(2):
         assert same(list(blocks.rows_of(mixture._node.plan(positions).look(0, 60))), alone)
@@ -191,7 +191,7 @@ def test_parts_with_one_function_are_read_and_called_together():
         return record
 
     mixture = MapDataset.mix([part.shuffle(k).map(note) for k, part in enumerate(arrays(40))])
-    mixture.take(np.arange(40))
+    mixture.get(np.arange(40))
     assert called == list(range(40))  # in the order of the rows
     plan = many_plans.plan_many(mixture._node.parents)(np.arange(40), np.zeros(40, dtype=np.int64))
     assert plan.joined.operation_of.tolist() == [0] * 40
@@ -207,7 +207,7 @@ def test_an_error_of_a_vectorized_function_names_the_elements_of_all_parts_that_
     mixture = MapDataset.concatenate(parts)
     starts = np.cumsum([0, *map(len, parts[:-1])])
     with pytest.raises(ValueError, match="this one") as caught:
-        mixture.take(starts + [2 * (part == 3) for part in range(40)])
+        mixture.get(starts + [2 * (part == 3) for part in range(40)])
     (note,) = [note for note in caught.value.__notes__ if "failed at" in note]
     assert "failed at one of its elements 0, 0, 0, 2, 0, 0, 0, 0, ..." in note
     assert "record 2 of ArrayDataSource" in note
@@ -227,7 +227,7 @@ def test_an_error_of_a_source_among_many_names_its_record():
     sources[20] = Broken([20, 20, 20])
     mixture = MapDataset.concatenate([MapDataset.source(source) for source in sources])
     with pytest.raises(OSError, match="damaged") as caught:
-        mixture.take(np.arange(90))
+        mixture.get(np.arange(90))
     assert any("reading record 2 of Broken() failed" in note for note in caught.value.__notes__)
 
 
@@ -235,4 +235,4 @@ def test_positions_past_64_bits_are_planned_part_by_part():
     parts = [MapDataset.range(1 << 40).shuffle(k)[k : k + 2].map(lambda x: x + 1) for k in range(20)]
     mixture = MapDataset.mix(parts)
     positions = 20 * (1 << 30) + np.arange(40)  # epochs of 2 elements: there the parents are past 2**64
-    assert blocks.rows_of(mixture.take(positions)) == [mixture[int(position)] for position in positions]
+    assert mixture.get(positions) == [mixture[int(position)] for position in positions]

@@ -113,7 +113,7 @@ def test_rows_are_the_same_by_index_by_iteration_on_any_executor_and_after_resum
     packed = ds.pack(lengths, {"tokens": 32}, strategy=strategy, seed=3)
     pipeline = packed.shuffle(1).batch(4).repeat(2)
     assert bushel.testing.same(list(packed), [packed[i] for i in range(len(packed))])
-    assert bushel.testing.same(bushel.base.blocks.rows_of(packed.take([5, 1, 5])), [packed[5], packed[1], packed[5]])
+    assert bushel.testing.same(packed.get([5, 1, 5]), [packed[5], packed[1], packed[5]])
     bushel.testing.check_resumes_anywhere(pipeline, max_elements=12)
     bushel.testing.check_same_for_any_executor(pipeline, max_elements=20)
     with iter(pipeline.to_iter_dataset().mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))) as it:
@@ -133,15 +133,15 @@ def test_what_is_packed_may_be_filtered_mapped_and_concatenated():
 def test_a_row_is_explained():
     ds = MapDataset.source(sequences([3, 3, 3, 3]))
     packed = ds.pack(ds.column(len), 7)
-    assert [record.record for record in packed.explain(1).records] == [2, 3]
-    assert [record.epoch for record in packed.explain(3).records] == [1, 1]
+    assert [record.record for record in packed.origin(1).records] == [2, 3]
+    assert [record.epoch for record in packed.origin(3).records] == [1, 1]
 
 
 def test_rows_of_several_kinds_do_not_depend_on_their_neighbours():
     records = [np.arange(1, 5, dtype=kind) for kind in (np.int32, np.int64, np.int32, np.float32)]
     ds = MapDataset.source(records)
     packed = ds.pack(ds.column(len), 4)
-    assert [row["tokens"].dtype for row in list(packed.take([0, 1, 2, 3]))] == [r.dtype for r in records]
+    assert [row["tokens"].dtype for row in list(packed.get([0, 1, 2, 3]))] == [r.dtype for r in records]
     assert all(packed[i]["tokens"].dtype == r.dtype for i, r in enumerate(records))
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import bushel
 from bushel import MapDataset
 from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset
+from bushel.testing import same
 
 weights_of = st.lists(st.integers(0, 20) | st.just(0), min_size=1, max_size=30)
 seeds = st.integers(0, 2**32 - 1)
@@ -30,7 +31,7 @@ def test_draws_keep_to_their_shares_in_every_epoch(weights, seed, number, shuffl
     assume(any(weights))
     ds = MapDataset.range(len(weights))
     column = ds.column(lambda x: weights[x])
-    drawn = (ds.shuffle(3) if shuffled else ds).sample(column, seed)
+    drawn = (ds.shuffle(3) if shuffled else ds).sample(column, seed=seed)
     assert len(drawn) == len(weights)
     counts = collections.Counter(epoch(drawn, number))
     for record, weight in enumerate(weights):
@@ -47,7 +48,7 @@ def test_draws_with_equal_weights_are_a_shuffle():
 def test_draws_have_the_right_mean_over_epochs():
     weights = np.array([0.1, 0.35, 1.0, 0.05, 2.5])
     drawn = MapDataset.range(5).sample(weights, seed=11)
-    counts = np.bincount(drawn.take(np.arange(5 * 300)), minlength=5)
+    counts = np.bincount(drawn.get(np.arange(5 * 300)), minlength=5)
     assert np.abs(counts / counts.sum() - weights / weights.sum()).max() < 0.02
 
 
@@ -56,14 +57,14 @@ def test_draws_have_the_right_mean_over_epochs():
 def test_without_replacement_each_comes_once(weights, seed, number):
     assume(any(weights))
     ds = MapDataset.range(len(weights))
-    found = ds.shuffle(1).sample(ds.column(lambda x: weights[x]), seed, replacement=False)
+    found = ds.shuffle(1).sample(ds.column(lambda x: weights[x]), seed=seed, replacement=False)
     assert sorted(epoch(found, number)) == [record for record, weight in enumerate(weights) if weight]
 
 
 def test_without_replacement_heavy_ones_come_early():
     weights = [1, 3]
     ds = MapDataset.range(2).sample(weights, seed=5, replacement=False)
-    first = np.mean(ds.take(2 * np.arange(2000)))
+    first = np.mean(ds.get(2 * np.arange(2000)))
     assert abs(first - 0.75) < 0.04
 
 
@@ -96,13 +97,13 @@ def test_noise_is_drawn_anew_in_every_epoch():
     ("wrong", "sentence"),
     [
         (
-            lambda ds: ds.sample([1, -1, 2], 0),
+            lambda ds: ds.sample([1, -1, 2], seed=0),
             "must be finite, not negative, and not all zero; they range from -1 to 2",
         ),
-        (lambda ds: ds.sample([0, 0, 0], 0), "not all zero"),
-        (lambda ds: ds.sample([1, np.nan, 2], 0), "must be finite"),
+        (lambda ds: ds.sample([0, 0, 0], seed=0), "not all zero"),
+        (lambda ds: ds.sample([1, np.nan, 2], seed=0), "must be finite"),
         (lambda ds: ds.sample([1, 1, 1]), "`sample` requires a seed"),
-        (lambda ds: ds.sample(["a", "b", "c"], 0), "`sample` takes one number per element; got values of <U1"),
+        (lambda ds: ds.sample(["a", "b", "c"], seed=0), "`sample` takes one number per element; got values of <U1"),
         (lambda ds: ds.order_by([1, np.nan, 2]), "cannot place 1 values that are NaN, the first at 1"),
         (lambda ds: ds.order_by([1, 2, 3], noise=2), r"noise must be between 0 \(sorted\) and 1 \(shuffled\), got 2"),
         (lambda ds: ds.order_by([1, 2, 3], noise=0.5), "`order_by` requires a seed"),
@@ -147,3 +148,66 @@ def test_they_are_the_same_when_stages_are_timed():
             with iter(WithOptionsIterDataset(watched, timing)) as it:
                 assert bushel.testing.same(list(it), expected)
                 assert it.report()
+
+
+WITH_VALUES = {
+    "where": lambda ds, values: ds.where(values["odd"]),
+    "sample": lambda ds, values: ds.sample(values["weight"], seed=2),
+    "sample without replacement": lambda ds, values: ds.sample(values["weight"], seed=2, replacement=False),
+    "order_by": lambda ds, values: ds.order_by(values["weight"]),
+    "bucket": lambda ds, values: ds.bucket(values["length"], [3, 9], 2, seed=1, batch_fn=list),
+}
+VALUES = {"odd": lambda x: len(x) % 2 > 0, "weight": lambda x: int(x[0]) + 0.5, "length": len}
+
+
+@pytest.mark.parametrize("name", WITH_VALUES)
+@pytest.mark.parametrize("before", [lambda ds: ds, lambda ds: ds.shuffle(seed=3), lambda ds: ds.repeat()])
+def test_a_function_is_as_good_as_its_column(name, before):
+    ds = before(MapDataset.source([str(n) * (n % 7 + 1) for n in range(40)]).map(lambda text: text[:8]))
+    columns = {key: ds.column(function) for key, function in VALUES.items()}
+    build = WITH_VALUES[name]
+    by_function, by_column = build(ds, VALUES), build(ds, columns)
+    assert same(by_function.get(range(30)), by_column.get(range(30)))
+    state = iter(by_column).get_state()
+    iter(by_function).set_state(state)
+
+
+def test_pack_takes_functions_of_one_feature_or_of_several():
+    ds = MapDataset.source([{"a": np.arange(1 + n % 4), "b": np.arange(1 + n % 3)} for n in range(20)])
+    length = {"a": 6, "b": 6}
+    expected = list(ds.pack(ds.column(lambda row: {"a": len(row["a"]), "b": len(row["b"])}), length))
+    calls = []
+
+    def both(row):
+        calls.append(row)
+        return {"a": len(row["a"]), "b": len(row["b"])}
+
+    assert same(list(ds.pack(both, length)), expected) and len(calls) == 20
+    by_name = {"a": lambda row: len(row["a"]), "b": lambda row: len(row["b"])}
+    assert same(list(ds.pack(by_name, length)), expected)
+
+
+def test_a_function_is_called_once_for_each_record():
+    calls = []
+
+    def is_odd(x):
+        calls.append(x)
+        return x % 2 == 1
+
+    ds = MapDataset.range(9).shuffle(seed=1).where(is_odd).repeat(3)
+    assert sorted(ds) == [1, 1, 1, 3, 3, 3, 5, 5, 5, 7, 7, 7] and sorted(calls) == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda ds: ds.where(lambda x: x), "`where` takes one bool per element"),
+        (lambda ds: ds.where(lambda: True), r"`where` calls `function\(element\)`, but <lambda> takes"),
+        (lambda ds: ds.order_by(lambda x: None), "returned None; a column needs a value for each"),
+        (lambda ds: ds.random_map(lambda x, rng: x, seed=0).where(bool), "gives other elements in every epoch"),
+        (lambda ds: ds.filter(bool).where(bool), "after filter.* elements may be missing"),
+    ],
+)
+def test_a_function_without_values_is_refused(wrong, sentence):
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        wrong(MapDataset.range(5))

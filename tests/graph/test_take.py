@@ -55,7 +55,7 @@ def test_a_block_is_its_single_elements(recipe, numbers):
     ds, places = build(recipe, bushel), places_of(recipe, numbers)
     one_by_one = [outcome(lambda i=i: ds[i]) for i in places]
     failed = [found for found in one_by_one if isinstance(found, type)]
-    block = outcome(lambda: ds.take(places))
+    block = outcome(lambda: ds._get_block(places))
     if failed:
         assert block is failed[0]
     else:
@@ -125,19 +125,19 @@ def test_an_error_in_a_block_names_the_element_it_was(shape, place):
     ds = shape(bushel.MapDataset.range(20).map(fails_at_7))
     for block in (range(len(ds)), [place], [0, 1, place]):
         with pytest.raises(OSError, match="seven") as caught:
-            ds.take(list(block))
+            ds.get(list(block))
         assert f"bushel: this was element {place} of the dataset." in caught.value.__notes__
         assert any("record 7 of range(20)" in note for note in caught.value.__notes__)
 
 
-def test_take_of_nothing_and_of_what_is_no_list_of_integers():
+def test_get_of_nothing_and_of_what_is_no_list_of_integers():
     ds = bushel.MapDataset.range(5)
-    assert ds.take([]) == []
-    assert ds.take(np.array([3, -1, 7])) == [3, 4, 2]
-    assert ds.take(np.array([1, 2], np.uint8)) == [1, 2]
+    assert ds.get([]) == []
+    assert ds.get(np.array([3, -1, 7])) == [3, 4, 2]
+    assert ds.get(np.array([1, 2], np.uint8)) == [1, 2]
     for wrong in ([0.5], [[1, 2]], ["1"], 3, [True, False]):
-        with pytest.raises(TypeError, match="take needs a list of integers"):
-            ds.take(wrong)
+        with pytest.raises(TypeError, match="get needs a list of integers"):
+            ds.get(wrong)
 
 
 def test_an_empty_data_set_has_no_elements():
@@ -146,7 +146,7 @@ def test_an_empty_data_set_has_no_elements():
         with pytest.raises(IndexError, match="is empty"):
             ds[0]
         with pytest.raises(IndexError, match="is empty"):
-            ds.take([0, 1])
+            ds.get([0, 1])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -157,9 +157,9 @@ def test_an_empty_data_set_has_no_elements():
 def test_arrays_stay_columns(layout):
     source = bushel.MapDataset.source(ArrayDataSource(arrays_of(50, layout)))
     mixed = bushel.MapDataset.mix([source.shuffle(seed=1), source], [2, 1])
-    assert isinstance(source.shuffle(seed=1)[::3].take(np.arange(10)), Columns)
-    assert isinstance(mixed.take(np.arange(10)), Columns)
-    assert isinstance(source.map(recipes.double).take(np.arange(10)), list)
+    assert isinstance(source.shuffle(seed=1)[::3]._get_block(np.arange(10)), Columns)
+    assert isinstance(mixed._get_block(np.arange(10)), Columns)
+    assert isinstance(source.map(recipes.double)._get_block(np.arange(10)), list)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_columns_give_what_rows_give(layout, shape):
     rows = shape(bushel.MapDataset.source(recipes.Records(arrays)))
     assert len(columns) == len(rows)
     places = np.arange(len(rows) * 2) % (len(rows) * 2)
-    assert same(rows_of(columns.take(places)), rows_of(rows.take(places)))
+    assert same(columns.get(places), rows.get(places))
     assert same(list(columns), list(rows))
     assert same(
         list(columns.to_iter_dataset().filter(lambda x: weigh(x) % 3 > 0)),
@@ -198,7 +198,7 @@ def test_columns_of_different_kinds_mix_as_rows():
     two = bushel.MapDataset.source(ArrayDataSource({"x": np.arange(3)}))
     for parts in ([one, two], [two, one]):
         mixed = bushel.MapDataset.mix(parts)
-        assert same(rows_of(mixed.take(range(6))), [mixed[i] for i in range(6)])
+        assert same(mixed.get(range(6)), [mixed[i] for i in range(6)])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_a_vectorized_map_is_the_map_of_each(recipe, numbers):
     ds, places = build(recipe, bushel), places_of(recipe, numbers)
     each, at_once = ds.map(plus_one_each), ds.map(plus_one_each, vectorized=True)
     expected = [each[i] for i in places]
-    assert same(rows_of(at_once.take(places)), expected)
+    assert same(at_once.get(places), expected)
     assert same([at_once[i] for i in places[:5]], expected[:5])
 
 
@@ -232,18 +232,18 @@ def test_a_vectorized_map_is_the_map_of_each(recipe, numbers):
 def test_a_vectorized_filter_is_the_filter_of_each(recipe, numbers):
     ds, places = build(recipe, bushel), places_of(recipe, numbers)
     each, at_once = ds.filter(even_each), ds.filter(even_all, vectorized=True)
-    assert same(rows_of(at_once.take(places)), [each[i] for i in places])
+    assert same(at_once.get(places), [each[i] for i in places])
     # And what follows a filter: missing elements stay missing.
     each, at_once = each.map(plus_one_each), at_once.map(plus_one_each, vectorized=True)
-    assert same(rows_of(at_once.take(places)), [each[i] for i in places])
+    assert same(at_once.get(places), [each[i] for i in places])
     each, at_once = each.filter(even_each), at_once.filter(even_all, vectorized=True)
-    assert same(rows_of(at_once.take(places)), [each[i] for i in places])
+    assert same(at_once.get(places), [each[i] for i in places])
 
 
 @pytest.mark.parametrize("kind", ["ints", "dicts", "floats"])
 def test_a_vectorized_function_of_rows_sees_them_stacked(kind):
     ds = bushel.MapDataset.source(source_of(kind, 9))
-    at_once = rows_of(ds.map(plus_one_each, vectorized=True).take(range(9)))
+    at_once = rows_of(ds.map(plus_one_each, vectorized=True).get(range(9)))
     stacked = plus_one_each(ds.batch(9)[0])
     assert same(at_once, rows_of(Columns(stacked, 9)))
 
@@ -266,10 +266,10 @@ def test_a_vectorized_function_is_not_called_for_nothing():
         raise AssertionError("called")
 
     ds = bushel.MapDataset.source(ArrayDataSource(np.arange(6))).filter(lambda x: x < 0, vectorized=True)
-    assert rows_of(ds.map(never, vectorized=True).take(range(6))) == [None] * 6
-    assert rows_of(ds.filter(never, vectorized=True).take(range(6))) == [None] * 6
+    assert rows_of(ds.map(never, vectorized=True).get(range(6))) == [None] * 6
+    assert rows_of(ds.filter(never, vectorized=True).get(range(6))) == [None] * 6
     assert (
-        rows_of(bushel.MapDataset.range(6).map(lambda x: None).map(never, vectorized=True).take(range(6))) == [None] * 6
+        rows_of(bushel.MapDataset.range(6).map(lambda x: None).map(never, vectorized=True).get(range(6))) == [None] * 6
     )
 
 
@@ -279,9 +279,9 @@ def test_a_vectorized_function_must_keep_the_number_of_elements(wrong):
     with pytest.raises(
         ValueError, match="is vectorized: it got arrays with 4 elements and must return arrays with as many"
     ):
-        ds.map(wrong, vectorized=True).take(range(4))
+        ds.map(wrong, vectorized=True).get(range(4))
     with pytest.raises(ValueError, match="is vectorized"):
-        ds.filter(wrong, vectorized=True).take(range(4))
+        ds.filter(wrong, vectorized=True).get(range(4))
     with pytest.raises(ValueError, match="is vectorized"):
         list(ds.to_iter_dataset().map(wrong, vectorized=True))
 
@@ -290,7 +290,7 @@ def test_a_vectorized_function_must_keep_the_number_of_elements(wrong):
 def test_a_vectorized_filter_gives_one_bool_per_element(wrong):
     ds = bushel.MapDataset.source(ArrayDataSource(np.arange(6)))
     with pytest.raises(ValueError, match="one bool per element"):
-        ds.filter(wrong, vectorized=True).take(range(6))
+        ds.filter(wrong, vectorized=True).get(range(6))
     with pytest.raises(ValueError, match="one bool per element"):
         list(ds.to_iter_dataset().filter(wrong, vectorized=True))
 
@@ -387,11 +387,11 @@ def test_changes_reach_neither_the_source_nor_later_reads(name, kind):
     assert same(snapshot(arrays), before)
     if isinstance(ds, bushel.MapDataset):
         places = [i for i in range(len(ds)) if ds[i] is not None] * 2  # each twice, in one block
-        block = rows_of(ds.take(places))
+        block = ds.get(places)
         for element, expected in zip(block, first * 2, strict=True):
             assert same(snapshot(element), expected)
             spoil(element)
-        assert same(snapshot(rows_of(ds.take(places))), first * 2)
+        assert same(snapshot(ds.get(places)), first * 2)
         assert same(snapshot(arrays), before)
 
 
@@ -409,7 +409,7 @@ def test_records_of_a_flat_map_are_private_too():
     found = [snapshot(ds[i]) for i in range(12)]
     assert same([x for x in found if x is not None], expected)
     assert same([snapshot(x) for x in ds], expected)
-    assert same([x for x in rows_of(ds.take(range(12))) if x is not None], expected)
+    assert same([x for x in ds.get(range(12)) if x is not None], expected)
 
 
 def test_records_of_a_list_are_copies_with_all_objects_in_them():

@@ -199,7 +199,7 @@ class Watched:
     def __len__(self):
         return self.count
 
-    def take(self, indices):
+    def get(self, indices):
         self.asked.append(list(indices))
         if self.fail_at in self.asked[-1]:
             raise OSError("the disk is gone")
@@ -228,7 +228,7 @@ def test_an_error_of_the_data_comes_in_its_place_and_leaves_nothing():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: ChunkLoader([1, 2], 2), "takes a data set with `take` and `__len__`"),
+        (lambda: ChunkLoader([1, 2], 2), "takes a data set with `get` and `__len__`"),
         (lambda: ChunkLoader(bushel.MapDataset.range(0), 2), "needs at least one batch, got an empty data set"),
         (lambda: ChunkLoader(Watched(), 0), "batches_per_chunk must be positive, but got 0."),
         (lambda: list(ChunkLoader(Watched(), 2).chunks(-1)), "start must not be negative, got -1."),

@@ -152,7 +152,7 @@ def test_a_damaged_record_fails_alone(tmp_path):
     assert "record 20 of TFRecordDataSource(records.tfrecord: 30 records)" in "".join(raised.value.__notes__)
     assert ds[21] == RECORDS[21]
     with pytest.raises(DamagedFile, match="record 20"):
-        ds.take([1, 20, 3])
+        ds.get([1, 20, 3])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -107,7 +107,7 @@ def test_a_jax_array_is_taken():
 
 WAYS_OUT = {
     "element": lambda ds: ds[2]["x"],
-    "taken": lambda ds: ds.take([2, 1]).tree["x"],
+    "taken": lambda ds: ds._get_block([2, 1]).tree["x"],
     "batch": lambda ds: ds.batch(2)[1]["x"],
     "iterated": lambda ds: list(ds)[2]["x"],
     "iterated batch": lambda ds: list(ds.batch(2))[1]["x"],
@@ -299,7 +299,7 @@ def test_sources_of_others_get_python_ints_in_a_list(kind):
         assert np.concatenate(list(ds.batch(size))).tolist() == list(range(20))
     order = list(MapDataset.range(20).shuffle(seed=1))
     assert list(ds.shuffle(seed=1)) == order
-    assert ds.take(np.array([4, 2])) == [4, 2]
+    assert ds.get(np.array([4, 2])) == [4, 2]
     assert list(ds.shuffle(seed=1).to_iter_dataset().batch(7, batch_fn=list)) == [order[:7], order[7:14], order[14:]]
 
 

@@ -23,10 +23,10 @@ def test_records_are_slices_of_their_own():
     assert bushel.testing.same(source[-1], {"a": values[3:], "b": (values[3:] * 2.0,)})
     ds = MapDataset.source(source)
     ds[0]["a"][:] = 9
-    rows: Any = ds.take([0, 2])
+    rows: Any = ds.get([0, 2])
     rows[0]["a"][:] = 9
     assert values.tolist() == list(range(10))
-    assert bushel.testing.same(ds.take([2, 0]), [source[2], source[0]])
+    assert bushel.testing.same(ds.get([2, 0]), [source[2], source[0]])
     assert repr(source) == "RaggedDataSource(3 sequences of {'a': int64[10], 'b': (float64[10])})"
     with pytest.raises(IndexError, match="index 3 is out of range for 3 records"):
         source[3]

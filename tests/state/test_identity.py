@@ -479,7 +479,7 @@ def test_a_value_that_changes_before_the_first_element_counts():
 FIRST_USES = {
     "next": lambda ds: next(iter(ds)),
     "random access": lambda ds: ds[0],
-    "take": lambda ds: ds.take([0]),
+    "take": lambda ds: ds.get([0]),
     "random access further down": lambda ds: ds.batch(2)[0],
     "stream further down": lambda ds: next(iter(ds.to_iter_dataset().batch(2))),
     "with options": lambda ds: next(iter(ds.to_iter_dataset().with_options(on_error="skip"))),

@@ -198,7 +198,7 @@ def test_functions_of_frames_are_carried_through_flatten():
 
 
 def test_explanations_name_episode_and_time():
-    first = windows(robots()).flatten().shuffle(seed=1).batch(2).dataset.explain(0)
+    first = windows(robots()).flatten().shuffle(seed=1).batch(2).dataset.origin(0)
     frames = places(itertools.islice(windows(robots()).flatten().shuffle(seed=1), 2))
     for _, episode, time in frames:
         assert f"record {time} of episode {episode} of robot 0" in str(first)

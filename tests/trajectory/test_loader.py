@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bushel.base.blocks import rows_of
 from bushel.base.errors import StateMismatch, TooManySkipped
 from bushel.base.options import MultiprocessingOptions
 from bushel.base.sharding import ShardByJaxProcess, ShardOptions
@@ -202,7 +201,7 @@ def test_shares_are_exact_in_every_prefix(cache, weights):
 
 def first(ds, count):
     """The first frames of a mixture."""
-    return rows_of(ds.dataset.take(np.arange(count)))
+    return ds.dataset.get(np.arange(count))
 
 
 def key(action, state):

@@ -63,7 +63,7 @@ def test_a_loader_explains_its_next_batches(config):
     for shard in (None, ShardOptions(shard_index=1, shard_count=2)):
         with iter(get_dataloader(config, shard_options=shard)) as batches:
             next(batches)
-            told = batches.explain(2)
+            told = batches.origins(2)
             assert [step.index for step in told] == [1, 2]
             for step in told:
                 batch = next(batches)
@@ -77,10 +77,10 @@ def test_what_grain_does_not_tell_is_said_with_the_way_out(config):
         with pytest.raises(NotImplementedError, match="Leave out data_backend for a report"):
             batches.report()
         with pytest.raises(NotImplementedError, match="Restore the state of this iterator in a loader without"):
-            batches.explain()
+            batches.origins()
         with iter(get_dataloader(config)) as ours:  # the way out
             ours.set_state(batches.get_state())
-            (step,) = ours.explain()
+            (step,) = ours.origins()
             assert frames_of(next(batches)) == frames_of(next(ours))
             assert step.index == 1
 
@@ -131,12 +131,12 @@ def test_a_loader_and_its_dataset_show_themselves_in_a_notebook(config, backend)
 
 def test_a_trajectory_dataset_is_explained_and_measured_as_a_map_dataset(config):
     loader = get_dataloader(config)
-    (record,) = loader.dataset.dataset.explain(3).records
+    (record,) = loader.dataset.dataset.origin(3).records
     assert frame_of(record) == int(loader.dataset[3]["action"][0, 0, 0])
     with loader.dataset.iterator() as frames:
         next(frames)
         assert isinstance(frames.report(), bushel.Report)
-        assert [step.index for step in frames.explain(2)] == [1, 2]
+        assert [step.index for step in frames.origins(2)] == [1, 2]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -175,7 +175,7 @@ def test_a_batch_that_cannot_be_finished_is_explained_and_tried_again(config):
         for _ in range(2):
             with pytest.raises(RuntimeError, match="not yet"):
                 next(batches)
-            assert [step.index for step in batches.explain()] == [0]
-        (step,) = batches.explain()
+            assert [step.index for step in batches.origins()] == [0]
+        (step,) = batches.origins()
         fails.clear()
         assert [frame_of(record) for record in step.records] == frames_of(next(batches))

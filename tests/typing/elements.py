@@ -7,7 +7,7 @@ from typing import Any, TypedDict, TypeGuard, assert_type
 import numpy as np
 
 import bushel
-from bushel import DatasetIterator, Explanation, IterDataset, MapDataset, Report
+from bushel import DatasetIterator, ElementOrigin, IterDataset, MapDataset, Report
 from bushel.sources import RandomAccessDataSource
 
 
@@ -67,6 +67,12 @@ assert_type(words[1:], MapDataset[str])
 assert_type(words.seed(1).shuffle().repeat(2).slice([0, 1]), MapDataset[str])
 assert_type(words.window_shuffle(2, seed=1), MapDataset[str])
 assert_type(words.where(words.column(len) > 0), MapDataset[str])
+assert_type(words.get([0]), list[str])
+assert_type(words.where(lambda word: len(word) > 2).order_by(len).sample(len, seed=1), MapDataset[str])
+assert_type(words.take(3).skip(1).limit(1), MapDataset[str])
+assert_type(numbers + words, MapDataset[int | str])
+assert_type(words.split([0.9, 0.1], by=lambda word: len(word)), tuple[MapDataset[str], ...])
+assert_type(words.split({"train": 0.9, "test": 0.1}), dict[str, MapDataset[str]])
 assert_type(words.sample([1, 2], seed=1).order_by([1, 2]), MapDataset[str])
 assert_type(words.filter(lambda word: len(word) % 2), MapDataset[str])
 assert_type(words.filter(lambda word: np.all(np.array([word]) == "a")), MapDataset[str])
@@ -74,7 +80,10 @@ assert_type(images.filter(lambda example: example["image"].any()), MapDataset[di
 assert_type(MapDataset.source([1, "a"]).filter(is_text), MapDataset[str])
 assert_type(words.to_iter_dataset(), IterDataset[str])
 assert_type(words.to_iter_dataset(allow_nones=True), IterDataset[str | None])
-assert_type(words.to_iter_dataset().filter(is_text).seed(1).window_shuffle(3).limit(3).repeat(2), IterDataset[str])
+assert_type(
+    words.to_iter_dataset().filter(is_text).seed(1).window_shuffle(3).limit(3).take(2).skip(1).repeat(2),
+    IterDataset[str],
+)
 assert_type(words.to_iter_dataset().mp_prefetch().cache().prefetch(2), IterDataset[str])
 assert_type(words.to_iter_dataset().with_options(on_error="skip"), IterDataset[str])
 assert_type(words.to_iter_dataset().ray_prefetch(), IterDataset[str])
@@ -146,7 +155,7 @@ iterator.set_state(iterator.get_state(), check=False)
 iter(words).set_state({}, check=False)
 assert_type(iterator.report(), Report)
 assert_type(iterator.skipped, int)
-assert_type(iterator.explain(), list[Explanation])
+assert_type(iterator.origins(), list[ElementOrigin])
 assert_type(len(numbers.to_iter_dataset()), int)
 with iter(words.to_iter_dataset()) as word_iterator:
     for word in word_iterator:

@@ -100,10 +100,10 @@ def test_a_checkpoint_shows_what_comes_next(recipe, taken, ahead):
 
 @FEW
 @given(ds=moved(depth=3), index=st.integers(0, 500))
-def test_the_way_of_an_element_ends_at_the_records_of_explain(ds, index):
+def test_the_way_of_an_element_ends_at_the_records_of_origin(ds, index):
     leaves = [passage for passage in trace(ds._node, index) if not passage.node.parents]
     found = sorted(passage.node.origin(one).indices[0] for passage in leaves for one in passage.indices)
-    assert found == sorted(record.record for record in ds.explain(index).records)
+    assert found == sorted(record.record for record in ds.origin(index).records)
 
 
 @FEW

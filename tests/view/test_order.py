@@ -95,7 +95,7 @@ def test_traced_records_are_those_that_are_delivered(name, count):
 
 @settings(max_examples=60, deadline=None)
 @given(recipe=map_recipes(), count=st.integers(1, 12))
-def test_traced_records_are_those_that_explain_names(recipe, count):
+def test_traced_records_are_those_that_origin_names(recipe, count):
     ds = build(recipe, bushel)
     found = trace_outputs(ds._node, first_outputs(count))
     assert found.outputs == min(count, len(ds))
@@ -105,7 +105,7 @@ def test_traced_records_are_those_that_explain_names(recipe, count):
             for one in found.records
             for index in one.indices[one.rows == row]
         ]
-        assert sorted(own) == sorted((one.component, one.record, one.epoch) for one in ds.explain(row).records)
+        assert sorted(own) == sorted((one.component, one.record, one.epoch) for one in ds.origin(row).records)
 
 
 @settings(max_examples=60, deadline=None)

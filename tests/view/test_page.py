@@ -168,12 +168,12 @@ def test_an_element_that_fails_leads_to_its_record(open_page, stream):
 
     ds = MapDataset.source([{"number": n, "text": f"this is {n}"} for n in range(20)]).seed(1).shuffle()
     ds = ds.map(check).batch(4)
-    failing = next(index for index in range(5) if any(one.record == 11 for one in ds.explain(index).records))
+    failing = next(index for index in range(5) if any(one.record == 11 for one in ds.origin(index).records))
     page = open_page(ds.to_iter_dataset() if stream else ds, panel="elements", index=failing)
     page.wait_for_selector(".records button")
     links = page.locator(".records button").all_inner_texts()
     assert links[-1] == "Where it comes from"
-    assert sorted(links[:-1]) == sorted(f"record {one.record}" for one in ds.explain(failing).records)
+    assert sorted(links[:-1]) == sorted(f"record {one.record}" for one in ds.origin(failing).records)
     assert page.locator(".records").inner_text().startswith(f"Made of {', '.join(links[:-1])} of ")
     assert links[0] == "record 11" and page.locator(".records .named").all_inner_texts() == ["record 11"]
     page.locator(".records button").first.click()
@@ -241,7 +241,7 @@ def test_where_an_element_comes_from(open_page, tmp_path):
     page = open_page(ds, panel="origin", index=3)
     page.wait_for_selector("table.records")
     rows = [row.split("\t") for row in page.locator(".records tbody tr").all_inner_texts()]
-    records = ds.explain(3).records
+    records = ds.origin(3).records
     assert [int(row[1]) for row in rows] == [record.record for record in records]
     for row, record in zip(rows, records):
         assert (
@@ -277,7 +277,7 @@ def test_a_billion_elements_open_at_once(open_page):
     page = open_page(ds, panel="elements", index=987_654_321)
     wait_for(page, 987_654_321)
     spent = time.process_time() - begin  # of this process, which serves the page
-    (record,) = ds.explain(987_654_321).records
+    (record,) = ds.origin(987_654_321).records
     assert source.reads == [record.record]
     assert page.locator(".shown code.value").inner_text() == str(record.record)
     assert "of 1,000,000,000" in page.locator(".total").inner_text()

@@ -74,7 +74,7 @@ def test_an_element_knows_its_episode(robots, name):
         place = find_place(ds._node, index)
         robot, episode, step = truth(ds[index])
         assert (place.dataset, place.episode, place.time) == (NAMES[robot], episode, step)
-        (record,) = ds.explain(index).records
+        (record,) = ds.origin(index).records
         assert (record.source, record.record) == (f"episode {episode} of {NAMES[robot]}", step)
         whole = place.read_episode()
         assert whole["observation"]["proprio_arm"].tolist() == state(robot, episode, len(whole["action"])).tolist()

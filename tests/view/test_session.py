@@ -66,7 +66,7 @@ def test_a_billion_elements_open_without_a_scan():
     session.describe()
     assert source.reads == [] and session.last.length == 250_000_000
     element = session.read(-1, 123_456_789).element
-    records = session.explain(-1, 123_456_789).records
+    records = session.origin(-1, 123_456_789).records
     assert sorted(source.reads) == sorted(record.record for record in records)
     assert sorted(element[:, 0].tolist()) == sorted(record + 1 for record in source.reads)
 
@@ -207,14 +207,14 @@ def test_a_function_that_exits_does_not_end_the_viewer():
     assert session.read(-1, 0).error.startswith("SystemExit: bye")
 
 
-def test_explain_of_a_stream():
+def test_origin_of_an_element_of_a_stream():
     stream = MapDataset.range(100).seed(1).shuffle().to_iter_dataset().batch(4)
-    records = [record.record for record in Session(stream).explain(-1, 3).records]
+    records = [record.record for record in Session(stream).origin(-1, 3).records]
     assert records == list(stream)[3].tolist()
     with pytest.raises(ValueError, match="ends before element 25"):
-        Session(stream).explain(-1, 25)
+        Session(stream).origin(-1, 25)
     with pytest.raises(ValueError, match="depend on what was read before"):
-        Session(filtered()).explain(-1, 3)
+        Session(filtered()).origin(-1, 3)
 
 
 def test_a_tokenizer_from_its_file(tmp_path):

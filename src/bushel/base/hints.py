@@ -23,7 +23,7 @@ _RENAME = "Write `ds.map(...)` with a function that returns the dict you want."
 _DEVICE = "Write `ds.to_device()` as the last operation, for arrays of JAX on an accelerator."
 _FORMAT = f"Elements are NumPy arrays already. {_DEVICE}"
 _SAVE = 'Write `ds.save(folder)`, or `ds.save(folder, format="parquet")` for other programs.'
-_JOIN = "Write `bushel.MapDataset.concatenate([a, b])`."
+_JOIN = "Write `a + b` for MapDatasets, or `bushel.MapDataset.concatenate([a, b, c])`."
 _MIX = "Write `bushel.MapDataset.mix([a, b], weights=[2, 1])`."
 _POSITION = "An iterator has the position: `it = iter(ds)`, then `it.{}`."
 _PADDED = (
@@ -32,17 +32,9 @@ _PADDED = (
 _WORKERS = (
     "Workers compute the whole pipeline: write `.mp_prefetch(bushel.MultiprocessingOptions(num_workers=4))` last."
 )
-_SPLIT = (
-    "Cut before you shuffle: `train, val = ds[:-1000], ds[-1000:]`, then `train.shuffle(seed=0)`. For random parts, "
-    "`ds.slice(positions)` takes the positions."
-)
+_SPLIT = "Write `train, validation = ds.split([0.9, 0.1])` on a MapDataset."
 _EPOCHS = "`ds.shuffle(seed=0).repeat()` has another order in every epoch by itself."
 _FROM_FUNCTION = "Write `bushel.experimental.IterableIterDataset(function)`: the function returns an iterator."
-_UNBATCH = (
-    "Leave out the `batch` before it. For batches of another size write `.rebatch(n)` on a stream; rows of an array "
-    "come one by one with `.flat_map(list)`."
-)
-
 DATASET: Mapping[str, str] = {
     "as_dataset": "This is the dataset: `for element in ds: ...`.",
     "as_numpy": "Elements are NumPy arrays already: `for element in ds: ...`.",
@@ -51,7 +43,7 @@ DATASET: Mapping[str, str] = {
     "astype": "Write `ds.map(...)` with a function that converts the element.",
     "batch_size": "The size is the argument of `batch`: `ds.describe()` shows all steps.",
     "batched": "Write `ds.batch(n)`.",
-    "bucket_by_sequence_length": "Write `ds.bucket(ds.column(length), boundaries, batch_sizes)` on a MapDataset.",
+    "bucket_by_sequence_length": "Write `ds.bucket(length, boundaries, batch_sizes)` on a MapDataset.",
     "cardinality": _LENGTH,
     "cast": "Write `ds.map(...)` with a function that converts the element.",
     "cast_column": "Write `ds.map(...)` with a function that converts the element.",
@@ -85,12 +77,11 @@ DATASET: Mapping[str, str] = {
     "for_each": _READ,
     "from_generator": _FROM_FUNCTION,
     "from_list": "Write `bushel.MapDataset.source(values)`.",
-    "get": "Write `ds[i]`.",
     "get_item": "Write `ds[i]`.",
     "get_state": _POSITION.format("get_state()"),
     "get_report": "An iterator has it: `it = iter(ds)`, then `it.report()`.",
-    "group_by_window": "Write `ds.bucket(ds.column(length), boundaries, batch_sizes)` on a MapDataset.",
-    "head": "Write `ds[:5]`, or `ds.show()` to look at an element.",
+    "group_by_window": "Write `ds.bucket(length, boundaries, batch_sizes)` on a MapDataset.",
+    "head": "Write `ds.take(5)`, or `ds.show()` to look at an element.",
     "info": _SHAPES,
     "interleave": "Write `bushel.experimental.InterleaveIterDataset(streams, cycle_length=4)`.",
     "iter": "Write `it = iter(ds)`.",
@@ -137,11 +128,9 @@ DATASET: Mapping[str, str] = {
     "shard": "Write `ds[index::count]` on a MapDataset: shard `index` of `count`.",
     "shuffle_buffer": "Write `ds.shuffle(seed=0)`: it shuffles all elements, without a buffer.",
     "size": _LENGTH,
-    "skip": "Write `ds[n:]`.",
     "snapshot": "Write `ds.save(folder)`, or `.cache(folder)` on a stream.",
-    "sort": "Write `ds.order_by(ds.column(lambda element: ...))` on a MapDataset.",
+    "sort": "Write `ds.order_by(lambda element: ...)` on a MapDataset.",
     "source": "The class makes datasets: write `bushel.MapDataset.source(records)`.",
-    "split": _SPLIT,
     "state_dict": _POSITION.format("get_state()"),
     "subset": "Write `ds[a:b]`, or `ds.slice(positions)`.",
     "sum": "Write `sum(ds)`.",
@@ -161,7 +150,6 @@ DATASET: Mapping[str, str] = {
     "to_torch": "Elements are NumPy arrays: `torch.from_numpy(array)` takes them.",
     "train_test_split": _SPLIT,
     "transform": "Write `ds.map(...)`.",
-    "unbatch": _UNBATCH,
     "union": _JOIN,
     "values": _READ,
     "window": "Write `.batch(n)` for windows that do not overlap, or `ds.slice(positions)` for any others.",
@@ -172,19 +160,17 @@ DATASET: Mapping[str, str] = {
 """Names that neither kind of dataset has."""
 
 MAP_DATASET: Mapping[str, str] = {
-    "limit": "The first elements are also `ds[:n]`.",
+    "unbatch": "Or leave out the `batch` before it.",
 }
 """Names that only an IterDataset has, and what a MapDataset has in their place."""
 
 ITER_DATASET: Mapping[str, str] = {
     "enumerate": "Write `.map_with_index(lambda i, element: (i, element))`.",
     "first": "Write `next(iter(stream))`.",
-    "head": "Write `stream.limit(5)`.",
+    "head": "Write `stream.take(5)`.",
     "select": "A stream is read in order: write `ds.slice(positions)` before `to_iter_dataset()`.",
-    "skip": "Write `ds[n:]` before `to_iter_dataset()`, or `itertools.islice(iter(stream), n, None)`.",
     "shuffle": "To shuffle within windows of a stream, use `window_shuffle`.",
-    "slice": "The first elements of a stream are `stream.limit(n)`.",
-    "take": "The first elements of a stream are `stream.limit(n)`.",
+    "slice": "The first elements of a stream are `stream.take(n)`.",
     "range": "Write `bushel.MapDataset.range(n).to_iter_dataset()`.",
     "source": "Write `bushel.MapDataset.source(records).to_iter_dataset()`; for data that can only be read in order, "
     "`bushel.experimental.IterableIterDataset(function)`.",
@@ -206,9 +192,8 @@ ITERATOR: dict[str, str] = {
     "reset": "Write `it = iter(ds)` for a new iterator at the start.",
     "restore": "Write `it.set_state(state)`.",
     "save_state": "Write `it.get_state()`.",
-    "seek": "Write `bushel.experimental.set_next_index(it, index)`.",
-    "set_next_index": "Write `bushel.experimental.set_next_index(it, index)`.",
-    "skip": "Write `itertools.islice(it, n, None)`, or `bushel.experimental.set_next_index(it, index)`.",
+    "set_next_index": "Write `it.seek(index)`.",
+    "skip": "Write `itertools.islice(it, n, None)`, or `it.seek(step)`.",
     "state": "Write `it.get_state()`.",
     "state_dict": "Write `it.get_state()`.",
     "take": "Write `itertools.islice(it, n)`.",
@@ -275,7 +260,7 @@ TRAJECTORIES: Mapping[str, str] = {
     "describe": "Write `ds.dataset.describe()`.",
     "show": "Write `ds.dataset.show()`.",
     "save": "Write `ds.dataset.save(folder)`.",
-    "explain": "Write `ds.dataset.explain(index)`.",
+    "origin": "Write `ds.dataset.origin(index)`.",
     "mp_prefetch": "Write `ds.iterator(workers=4)`.",
     "ray_prefetch": "Write `ds.iterator(options=bushel.RayOptions())`.",
     "with_options": "Write `ds.ignore_errors()`, or `ds.dataset.to_iter_dataset().with_options(...)`.",
@@ -340,8 +325,8 @@ MODULE: Mapping[str, str] = {
 def missing(owner: str, name: str, tables: Iterable[Mapping[str, str]], names: Iterable[str]) -> str:
     """The text of an AttributeError: the way out from the first table that has the name, else the nearest name.
 
-    >>> missing("MapDataset", "skip", [DATASET], [])
-    'A MapDataset has no `skip`. Write `ds[n:]`.'
+    >>> missing("MapDataset", "count", [DATASET], [])
+    'A MapDataset has no `count`. Write `len(ds)`.'
     >>> missing("MapDataset", "shufle", [DATASET], ["shuffle", "map"])
     "'MapDataset' object has no attribute 'shufle'. Did you mean `shuffle`?"
 

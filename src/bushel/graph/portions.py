@@ -1,4 +1,4 @@
-"""How much of a stream there is, and in what portions: limit, repeat, rebatch."""
+"""How much of a stream there is, and in what portions: limit, skip, repeat, rebatch, unbatch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from bushel.base.state_names import in_states
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, Over, make_rows
 from bushel.graph.state_fields import State, read_count
 from bushel.graph.streams import OneParent, Opener, Ordered
+
+_DROPPED_AT_ONCE = 64  # elements that `skip` drops are in memory together
 
 
 @in_states("stream_limit")
@@ -82,6 +84,69 @@ class _LimitCursor(Over[Limit]):
 
 
 @in_states("stream_repeat")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Skip(OneParent, Ordered):
+    """All elements but the first `count`."""
+
+    count: int
+
+    moves = True
+
+    def __post_init__(self) -> None:
+        checks.not_negative(self.count, "count")
+
+    def open(self, opener: Opener) -> Cursor:
+        return _SkipCursor(opener.open(self.parent), self)
+
+    @property
+    def length(self) -> int | None:
+        whole = self.parent.length
+        return whole if whole is None or checks.is_endless(whole) else max(0, whole - self.count)
+
+    def call(self) -> str:
+        return f"skip({self.count})"
+
+
+class _SkipCursor(Over[Skip]):
+    def __init__(self, parent: Cursor, node: Skip):
+        super().__init__(parent, node)
+        self.left = node.count
+        """How many elements have yet to be dropped."""
+
+    def pull(self, count: int) -> Block:
+        while self.left:
+            dropped = len(self.parent.pull(min(self.left, _DROPPED_AT_ONCE)))
+            if not dropped:
+                return []
+            self.left -= dropped
+        return self.parent.pull(count)
+
+    def trace(self, row: int) -> Any:
+        return self.parent.trace(row)
+
+    def mark(self) -> Mark:
+        return self.parent.mark(), self.left
+
+    def rewind(self, mark: Mark) -> None:
+        parent, self.left = mark
+        self.parent.rewind(parent)
+
+    def state_of(self, mark: Mark) -> State:
+        parent, left = mark
+        return {"parent": self.parent.state_of(parent), "left_to_skip": left}
+
+    def mark_of(self, state: State) -> Mark:
+        left = read_count(state, "left_to_skip", self.node.count)
+        return self.parent_mark_of(state), left
+
+    def get_next_index(self) -> int:
+        return self.parent.get_next_index() - self.node.count + self.left
+
+    def set_next_index(self, index: int) -> None:
+        self.parent.set_next_index(index + self.node.count)
+        self.left = 0
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class RepeatStream(OneParent, Ordered):
     """The same elements over and over: `num_epochs` times, or endlessly."""
@@ -216,3 +281,13 @@ def count_rows(batch: Any) -> int | None:
     """How many rows a batch has; None if its arrays do not share a first axis, or have no rows."""
     sizes = {np.shape(leaf)[:1] for leaf in trees.leaves(batch)}
     return sizes.pop()[0] or None if len(sizes) == 1 and () not in sizes else None
+
+
+def unbatch(batch: Any) -> list[Any]:
+    """The rows of a batch."""
+    count = count_rows(batch)
+    if count is None:
+        raise ValueError(
+            f"unbatch needs trees of arrays that share a first axis, not an empty one; got {trees.describe(batch)}."
+        )
+    return blocks.rows_of(Columns(batch, count))

@@ -114,8 +114,8 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Tree:
     """Stack all elements of a data set into arrays of JAX.
 
     Args:
-      dataset: an object with `__len__` and `__getitem__`. If it also has `arrays` or `take` (as `bushel.MapDataset`
-        has), all elements are read with one call.
+      dataset: an object with `__len__` and `__getitem__`. If it also has `arrays`, or is a `bushel.MapDataset`,
+        all elements are read with one call.
       storage_device: "cpu" for the host's memory, a `jax.Device`, or None for JAX's default device.
 
     >>> dataset_to_jax([{"x": 1, "y": 2.0}, {"x": 3, "y": 4.0}])["x"].tolist()
@@ -132,7 +132,9 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Tree:
         stacked = dataset.arrays()
     else:
         stacked = stack_rows(
-            dataset.take(range(len(dataset))) if hasattr(dataset, "take") else [dataset[i] for i in range(len(dataset))]
+            dataset._get_block(range(len(dataset)))
+            if hasattr(dataset, "_get_block")
+            else [dataset[i] for i in range(len(dataset))]
         )
     with jax.default_device(device):
         return jax.tree.map(jnp.asarray, stacked)

@@ -35,7 +35,7 @@ class ChunkLoader:
 
     Args:
       dataset: a `bushel.MapDataset` of batches of one shape (`.batch(n, drop_remainder=True)`), or any object with
-        `__len__` and `take`.
+        `__len__` and `get`.
       batches_per_chunk: how many batches are sent at a time.
       ahead: how many chunks are prepared beyond the one that the device works on. The device holds up to `ahead` + 2.
       device: a device or a sharding for the chunks; by default JAX chooses.
@@ -55,9 +55,9 @@ class ChunkLoader:
     device: Any = None
 
     def __post_init__(self) -> None:
-        if not hasattr(self.dataset, "take") or not hasattr(self.dataset, "__len__"):
+        if not hasattr(self.dataset, "get") or not hasattr(self.dataset, "__len__"):
             raise TypeError(
-                "ChunkLoader takes a data set with `take` and `__len__`, such as bushel.MapDataset; "
+                "ChunkLoader takes a data set with `get` and `__len__`, such as bushel.MapDataset; "
                 f"got {type(self.dataset).__name__}."
             )
         if len(self.dataset) == 0:
@@ -97,7 +97,8 @@ class ChunkLoader:
     def _load(self, closed: threading.Event, low: int, high: int) -> Chunk:
         if closed.is_set():  # the pool cannot cancel a task that its thread has just taken
             raise RuntimeError("The iterator over chunks was closed.")
-        stacked = jax.tree.map(np.asarray, stack_rows(self.dataset.take(np.arange(low, high))))
+        read = getattr(self.dataset, "_get_block", self.dataset.get)  # a MapDataset has columns where it can
+        stacked = jax.tree.map(np.asarray, stack_rows(read(np.arange(low, high))))
         for leaf in jax.tree.leaves(stacked):
             if leaf.dtype.kind not in "biufcV":
                 raise TypeError(f"Batches must be arrays of numbers, got {trees.describe(stacked)}.")

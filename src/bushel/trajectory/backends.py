@@ -16,7 +16,7 @@ from bushel.base.sharding import ShardOptions
 from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.elastic import ElasticIterator
 from bushel.engine import Report
-from bushel.graph.explain import Explanation
+from bushel.graph.origins import ElementOrigin
 from bushel.graph.state_fields import State, read_count
 from bushel.index import epochs
 from bushel.iterator import DatasetIterator
@@ -126,7 +126,7 @@ class _Frames:
     dataset: MapDataset[Any]
 
     def __call__(self, positions: np.ndarray) -> Any:
-        return blocks.stack(blocks.rows_of(self.dataset.take(positions)))
+        return blocks.stack(self.dataset.get(positions))
 
 
 class _GrainIterator(DatasetIterator[Any]):
@@ -175,10 +175,10 @@ class _GrainIterator(DatasetIterator[Any]):
             "Leave out data_backend for a report: the batches are the same."
         )
 
-    def explain(self, steps: int = 1) -> list[Explanation]:
+    def origins(self, steps: int = 1) -> list[ElementOrigin]:
         raise NotImplementedError(
-            'With data_backend="grain" Google\'s Grain runs the pipeline, and cannot explain the next batches. Restore '
-            "the state of this iterator in a loader without data_backend: its batches are the same."
+            'With data_backend="grain" Google\'s Grain runs the pipeline, and cannot say what its next batches are '
+            "made of. Restore the state of this iterator in a loader without data_backend: its batches are the same."
         )
 
     def get_state(self) -> State:

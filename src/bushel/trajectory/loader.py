@@ -15,7 +15,7 @@ from bushel.base.options import DatasetOptions, ExecutionTrackingMode, Multiproc
 from bushel.base.sharding import NoSharding, ShardOptions
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.engine import Report
-from bushel.graph.explain import Explanation
+from bushel.graph.origins import ElementOrigin
 from bushel.graph.state_fields import State
 from bushel.iterator import DatasetIterator
 from bushel.sources.optional_packages import import_package
@@ -263,12 +263,12 @@ class LoaderIterator(DatasetIterator[Tree]):
         """The time that each stage takes, see `bushel.Report`. Not available with Grain as the back end."""
         return self._parent.report()
 
-    def explain(self, steps: int = 1) -> list[Explanation]:
+    def origins(self, steps: int = 1) -> list[ElementOrigin]:
         """The frames of this host's rows in the next batches. Nothing is read."""
         with self._lock:
             if self._held is not None:  # the next batch is the held one: the parent must stand before it
                 self.set_state(self._held[0])
-            return self._parent.explain(steps)
+            return self._parent.origins(steps)
 
     def get_state(self) -> State:
         """The global position, as plain JSON data."""

@@ -118,7 +118,7 @@ class ClassNames:
     ) -> list[str]:
         """The paths whose labels equal those of the records of the element."""
         try:
-            records = self._session.explain(number, index).records[:COMPARED]
+            records = self._session.origin(number, index).records[:COMPARED]
             by_name = {leaf.origin(0).source: leaf.source for leaf in leaves if leaf.length}
             read = [by_name[record.source][record.record] for record in records]
         except Exception:  # it is not known which records they are, or a record cannot be read

@@ -1,6 +1,6 @@
 """Which records of which sources make up some outputs of a pipeline, for whole arrays. By arithmetic: nothing is read.
 
-`graph/explain.py` answers the same question for one element, as objects. Here the answer is arrays, so that many
+`graph/origins.py` answers the same question for one element, as objects. Here the answer is arrays, so that many
 thousands of batches can be counted.
 """
 

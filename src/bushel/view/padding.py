@@ -20,10 +20,10 @@ from bushel.graph.batch import Batches, BatchFn
 from bushel.graph.bucket import Bucket
 from bushel.graph.node import Epochs, Moved, Node, replace_parents
 from bushel.graph.ordered import BatchStream
-from bushel.graph.portions import Limit, RepeatStream
+from bushel.graph.portions import Limit, RepeatStream, Skip
 from bushel.graph.streams import Ahead, Elements, Pulled, SeedStream, WithOptions
 
-_PASSES_ON = (Moved, Elements, Ahead, Pulled, SeedStream, WithOptions, Limit, RepeatStream)
+_PASSES_ON = (Moved, Elements, Ahead, Pulled, SeedStream, WithOptions, Limit, Skip, RepeatStream)
 """Steps whose elements are those of the step before."""
 _ELEMENT, _CELLS = "bushel element", "bushel cells"
 _PADS = ("pad", "attention", "valid")

@@ -16,8 +16,8 @@ from bushel.base import trees
 from bushel.base.errors import describe_error
 from bushel.base_dataset import wrap
 from bushel.graph.custom import CustomMap
-from bushel.graph.explain import Explanation
 from bushel.graph.node import MapNode, Node
+from bushel.graph.origins import ElementOrigin
 from bushel.graph.streams import StreamNode
 from bushel.view.queries import BadQuery
 from bushel.view.stream_reader import Progress, StreamReader
@@ -235,12 +235,12 @@ class Session:
                 self._readers[step.number, skips] = StreamReader(step.node, state, skips=skips)
             return self._readers[step.number, skips]
 
-    def explain(self, step: int, index: int) -> Explanation:
+    def origin(self, step: int, index: int) -> ElementOrigin:
         """The source records of an element. Raises ValueError where they are not known without reading."""
         chosen = self.step(step)
         if isinstance(chosen.node, MapNode):
-            return chosen.dataset.explain(index)
-        return self._reader(chosen).explain(index)
+            return chosen.dataset.origin(index)
+        return self._reader(chosen).origin(index)
 
     def is_seekable(self, step: int) -> bool:
         """Whether any element is reached at once; otherwise a stream is read from its beginning."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from bushel.base import trees
 from bushel.base.options import DatasetOptions
-from bushel.graph.explain import Explanation
 from bushel.graph.node import Node, replace_parents
 from bushel.graph.ordered import BatchStream
+from bushel.graph.origins import ElementOrigin
 from bushel.graph.streams import Ahead, Pulled, StreamNode, ToDevice, WithOptions
 from bushel.iterator import PipelineIterator
 from bushel.view.own_process import open_unlisted
@@ -153,7 +153,7 @@ class StreamReader:
             if time.monotonic() > deadline:
                 return reading(index, progress=Progress(self._position, index))
 
-    def explain(self, index: int) -> Explanation:
+    def origin(self, index: int) -> ElementOrigin:
         """The source records of the element at `index`."""
         with self._lock:
             if not self.is_seekable:
@@ -163,8 +163,8 @@ class StreamReader:
                 )
             if self._length is None or index < self._length:
                 self._seek(index)
-                for explanation in self._iterator.explain(1):
-                    return explanation
+                for origin in self._iterator.origins(1):
+                    return origin
             raise ValueError(f"The stream ends before element {index}.")
 
     def _next(self) -> Any:

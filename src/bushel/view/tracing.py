@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from bushel.graph.apply import MapWithIndex, RandomMap
-from bushel.graph.explain import SourceRecord
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node
+from bushel.graph.origins import SourceRecord
 from bushel.index import words
 from bushel.sources.record_places import find_file
 

@@ -14,13 +14,13 @@ RECORDS = 200
 
 
 def routes(session: Session) -> Routes:
-    """`explain`: what an element is made of."""
+    """`records`: what an element is made of."""
 
-    def explain(query: Query) -> dict[str, Any]:
+    def records(query: Query) -> dict[str, Any]:
         step = session.step(query.integer("step", -1))
         index = query.integer("index", 0, low=0)
         try:
-            explanation = session.explain(step.number, index)
+            origin = session.origin(step.number, index)
         except (ValueError, IndexError) as reason:  # it is not known without reading, or there is no such element
             return {"index": index, "unknown": str(reason)}
         leaves = [one.node for one in session.steps if not one.parents]
@@ -34,12 +34,12 @@ def routes(session: Session) -> Routes:
                 "component": list(record.component),
                 **describe_file(leaves, record),
             }
-            for record in explanation.records[:RECORDS]
+            for record in origin.records[:RECORDS]
         ]
         passages = describe_passages(session, step.node, index) if isinstance(step.node, MapNode) else []
-        return {"index": index, "records": records, "count": len(explanation.records), "passages": passages}
+        return {"index": index, "records": records, "count": len(origin.records), "passages": passages}
 
-    return {"explain": explain}
+    return {"records": records}
 
 
 def find_steps(session: Session) -> dict[str, int]:

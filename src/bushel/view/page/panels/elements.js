@@ -135,7 +135,7 @@ export function render(element, api, info) {
 
   /** Links from an element that fails to the records that it is made of, the one that the error names first. */
   async function linkRecords(target, { step, index }, message) {
-    const { passages = [], records = [] } = await api.get("origin/explain", { step, index }).catch(() => ({}));
+    const { passages = [], records = [] } = await api.get("origin/records", { step, index }).catch(() => ({}));
     const sources = passages.filter((passage) => info.steps[passage.step].parents.length === 0);
     const links = passages.length // of a stream only the records are known
       ? sources.flatMap((passage) => passage.indices.map((at) => ({ step: passage.step, at, call: passage.call })))

@@ -30,7 +30,7 @@ export function render(element, api, info) {
     box.value = index;
     steps.value = step < 0 ? last : step;
     try {
-      const answer = await api.get("origin/explain", { step, index });
+      const answer = await api.get("origin/records", { step, index });
       if (index !== current()) return;
       shown.replaceChildren(...(answer.unknown ? [notice(answer.unknown)] : draw(answer)));
     } catch (error) {

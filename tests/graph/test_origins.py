@@ -1,4 +1,4 @@
-"""`explain` agrees with what is read, and reads nothing."""
+"""`origin` agrees with what is read, and reads nothing."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def shaped(draw):
 
 @settings(max_examples=120, deadline=None)
 @given(ds=shaped(), index=st.integers(-50, 500))
-def test_explain_names_the_records_that_are_read(ds, index):
-    assert told(ds.explain(index)) == [number for _, number in flat(ds[index])]
+def test_origin_names_the_records_that_are_read(ds, index):
+    assert told(ds.origin(index)) == [number for _, number in flat(ds[index])]
 
 
 @settings(max_examples=40, deadline=None)
@@ -57,7 +57,7 @@ def test_an_iterator_explains_its_next_steps(ds, start, size, drop):
     stream = ds.to_iter_dataset().map(lambda x: x).batch(size, batch_fn=list, drop_remainder=drop)
     with iter(stream) as it:
         list(itertools.islice(it, start))
-        explained = it.explain(4)
+        explained = it.origins(4)
         found = list(itertools.islice(it, 4))
     assert [told(step) for step in explained] == [[number for _, number in flat(batch)] for batch in found]
     assert [step.index for step in explained] == list(range(start, start + len(found)))[: len(explained)]
@@ -72,7 +72,7 @@ def test_nothing_is_read_and_epochs_and_components_are_told():
     a, b = MapDataset.source(Unreadable(0, 3)), MapDataset.source(Unreadable(1, 2))
     mixture = MapDataset.mix([a.shuffle(1), MapDataset.concatenate([b, a])], [1, 1], when_exhausted="restart")
     ds = mixture.map(lambda x: x).batch(4)
-    found = [record for step in range(4) for record in ds.explain(step).records]
+    found = [record for step in range(4) for record in ds.origin(step).records]
     first = [record for record in found if record.component == (0,)]
     assert len(first) == 8 and [record.epoch for record in first] == [0, 0, 0, 1, 1, 1, 2, 2]
     second = [record for record in found if record.component[0] == 1]
@@ -86,25 +86,25 @@ def test_nothing_is_read_and_epochs_and_components_are_told():
         ((1, 0), 1, 1),
     ]
     assert str(found[0]) == f"record {found[0].record} of Unreadable, epoch 0, component 0"
-    assert str(ds.explain(0)).startswith("element 0 is made of\n  record ")
+    assert str(ds.origin(0)).startswith("element 0 is made of\n  record ")
 
 
 def test_workers_change_nothing_of_what_is_told():
     ds = MapDataset.range(30).shuffle(2).batch(4).repeat(2).to_iter_dataset()
     with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))) as it:
         next(it)
-        step = it.explain()[0]
+        step = it.origins()[0]
         assert told(step) == next(it).tolist()
 
 
 def test_what_cannot_be_told_is_refused():
     ds = MapDataset.range(10)
     with pytest.raises(ValueError, match="Elements may be missing"):
-        iter(ds.filter(bool)).explain()
+        iter(ds.filter(bool)).origins()
     with pytest.raises(ValueError, match="depends on what was read before"):
-        iter(ds.to_iter_dataset().filter(bool)).explain()
+        iter(ds.to_iter_dataset().filter(bool)).origins()
     with pytest.raises(IndexError, match="is empty: it has no element 0"):
-        MapDataset.range(0).explain(0)
+        MapDataset.range(0).origin(0)
     with pytest.raises(TypeError, match="index must be an integer"):
-        ds.explain(1.5)
-    assert iter(ds[:2]).explain(9) == [ds.explain(0), ds.explain(1)]
+        ds.origin(1.5)
+    assert iter(ds[:2]).origins(9) == [ds.origin(0), ds.origin(1)]

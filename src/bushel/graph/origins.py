@@ -36,12 +36,12 @@ class SourceRecord:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Explanation:
+class ElementOrigin:
     """What one element of a dataset is made of.
 
     >>> from bushel import MapDataset
-    >>> explanation = MapDataset.range(10).shuffle(seed=1).batch(2).explain(0)
-    >>> [record.record for record in explanation.records]
+    >>> origin = MapDataset.range(10).shuffle(seed=1).batch(2).origin(0)
+    >>> [record.record for record in origin.records]
     [5, 7]
     """
 
@@ -72,13 +72,13 @@ _PlacedRecord = tuple[tuple[int, ...], SourceRecord]
 """A record, and its place among the parts of an element: a path of numbers."""
 
 
-def explain(node: MapNode, indices: np.ndarray) -> list[Explanation]:
-    """Explains the elements at `indices`."""
+def find_origins(node: MapNode, indices: np.ndarray) -> list[ElementOrigin]:
+    """What the elements at `indices` are made of."""
     records_of: list[list[_PlacedRecord]] = [[] for _ in indices]
     _walk(node, np.arange(len(indices)), indices, [()] * len(indices), (), records_of)
     return [
         # Parts were collected source by source. Sorting puts them back in the order in which the element has them.
-        Explanation(index, tuple(record for _, record in sorted(records, key=lambda entry: entry[0])))
+        ElementOrigin(index, tuple(record for _, record in sorted(records, key=lambda entry: entry[0])))
         for index, records in zip(indices.tolist(), records_of, strict=True)
     ]
 
@@ -117,8 +117,8 @@ def _walk(
             _walk(parent, rows[made[here]], positions[here], [places[n] for n in here.tolist()], path, records_of)
 
 
-def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) -> list[Explanation]:
-    """Explains the next steps of a stream. Raises where they do not follow from its position alone."""
+def find_next_origins(stream: StreamNode, next_index: Callable[[], int], steps: int) -> list[ElementOrigin]:
+    """What the next steps of a stream are made of. Raises where they do not follow from its position alone."""
     batches: list[BatchStream] = []
     node: Node = stream
     while not isinstance(node, Elements):
@@ -133,7 +133,7 @@ def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) 
     if node.parent.sparse and not node.allow_nones:
         raise ValueError("Elements may be missing, so the next steps are not known without reading. Filter by `where`.")
     unit = math.prod(batch.batch_size for batch in batches)
-    explanations = []
+    origins = []
     first = next_index()
     for step in range(first, first + steps):
         elements = range(step * unit, min(node.parent.length, (step + 1) * unit))
@@ -142,9 +142,9 @@ def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) 
             rows = batch.count_batches(rows)
         if not rows:
             break
-        records = explain(node.parent, words.ranging(elements.start, elements.stop))
-        explanations.append(Explanation(step, tuple(record for element in records for record in element.records)))
-    return explanations
+        records = find_origins(node.parent, words.ranging(elements.start, elements.stop))
+        origins.append(ElementOrigin(step, tuple(record for element in records for record in element.records)))
+    return origins
 
 
 def _keeps_all(node: Node) -> bool:
