@@ -452,7 +452,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             'ds.save("folder/new", format="csv")',
-            "format must be one of array_record, bagz, tfrecord, parquet, rlds; got 'csv'.",
+            "format must be one of bag, array_record, bagz, tfrecord, parquet, rlds; got 'csv'.",
         ),
         (
             'ds.repeat().save("folder/new", format="bagz")',

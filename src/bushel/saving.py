@@ -29,7 +29,7 @@ from bushel.sources.saved_elements import MANIFEST, Manifest
 from bushel.state.digest import digest
 from bushel.state.identity import identify_in_full
 
-Format = Literal["array_record", "bagz", "parquet", "rlds", "tfrecord"]
+Format = Literal["array_record", "bag", "bagz", "parquet", "rlds", "tfrecord"]
 SHARD_BYTES = 256 << 20
 """The approximate size of a file if the user does not say how many files to write."""
 
@@ -40,6 +40,7 @@ _PROGRESS = ".saving.json"
 _ELSEWHERE = {"rlds": "bushel.trajectory.rlds.saved_episodes"}
 """Formats of higher layers: modules with a function `form(folder)`, imported when the format is used."""
 _RECORDS = {
+    "bag": record_writers.BagWriter,
     "array_record": record_writers.ArrayRecordWriter,
     "bagz": record_writers.BagWriter,
     "tfrecord": record_writers.TFRecordWriter,
@@ -51,7 +52,7 @@ def save(
     node: StreamNode,
     path: str | os.PathLike[str],
     *,
-    format: Format = "array_record",
+    format: Format = "bag",
     shards: int | None = None,
     options: WorkerOptions | None = None,
     overwrite: bool = False,
@@ -170,7 +171,8 @@ class _ElementForm(Form):
             self.layout = element_records.infer_layout(first)
         if self._format == "parquet":
             return RowWriter(path, self.layout, first)
-        return _RecordFile(_RECORDS[self._format](path, True), self.layout)  # compressed, if the format can be
+        compress = self._format != "bag"  # a TFRecord file is never compressed: one that is can only be read in order
+        return _RecordFile(_RECORDS[self._format](path, compress), self.layout)
 
     def finish(self, folder: Folder, files: Files, identity: str) -> None:
         layout = {"dict": {}} if self.layout is None else self.layout

@@ -92,6 +92,7 @@ def _open_parquet(paths: list[str], options: Any) -> Any:
 
 SOURCES: dict[str, Callable[[list[str], Any], Any]] = {
     "array_record": _open_array_record,
+    "bag": _open_bagz,
     "bagz": _open_bagz,
     "parquet": _open_parquet,
     "tfrecord": _open_tfrecord,
@@ -109,7 +110,7 @@ class SavedDataSource:
     >>> import tempfile
     >>> import bushel
     >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = bushel.MapDataset.range(3).map(lambda x: {"x": np.full(2, x)}).save(folder.name, format="bagz")
+    >>> _ = bushel.MapDataset.range(3).map(lambda x: {"x": np.full(2, x)}).save(folder.name)
     >>> SavedDataSource(folder.name)[2]
     {'x': array([2, 2])}
     >>> folder.cleanup()

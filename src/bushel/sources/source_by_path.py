@@ -34,7 +34,7 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
     >>> import tempfile
     >>> import bushel
     >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = bushel.MapDataset.range(3).map(str).save(folder.name, format="bagz")
+    >>> _ = bushel.MapDataset.range(3).map(str).save(folder.name)
     >>> list(bushel.MapDataset.source(open(folder.name)))
     ['0', '1', '2']
     >>> folder.cleanup()
