@@ -536,8 +536,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "jit.DataLoader(jit.ArraySource(np.arange(8)), [jit.BatchTransform(4)])",
-            "batch_transform must be a function of a batch, got [BatchTransform(batch_size=4, drop_last=False, "
-            "pad_last_batch=False, element_spec_override=None)]. Write `DataLoader([source, BatchTransform(4)])`.",
+            "batch_transform must be a function of a batch, got [BatchTransform(batch_size=4, remainder='pad', "
+            "element_spec_override=None)]. Write `DataLoader([source, BatchTransform(4)])`.",
         ),
         (
             "jit.DataLoader([ds.batch(4)])",
