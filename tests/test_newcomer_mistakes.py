@@ -428,22 +428,12 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "`source`.",
         ),
         (
-            'sources.open("folder/images")',
-            "folder/images is a folder of .jpg files. Write "
-            "`bushel.sources.FileDataSource('folder/images/**/*.jpg')` for records of whole files, and decode "
-            "their bytes with `bushel.sources.decode_image`.",
-        ),
-        (
-            'sources.open("folder/parquet")',
-            "folder/parquet is a folder of .parquet files. Write `bushel.sources.open('folder/parquet/*.parquet')`.",
-        ),
-        (
             'sources.ParquetDataSource("folder/parquet")',
             "folder/parquet is a folder, not a file. Name the files in it, for example folder/parquet/*.",
         ),
         (
             'sources.open("folder/empty")',
-            "folder/empty is a folder without files. Name the folder or the files that hold the data.",
+            "folder/empty has no files. Name a file, or a pattern such as 'data/*.tfrecord*'.",
         ),
         (
             'sources.ImageFolder("folder/images")',

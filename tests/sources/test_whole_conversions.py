@@ -190,7 +190,7 @@ class Saving:
     def read(self):
         try:
             return [element["text"] for element in sources.open(self.base, storage_options=OPTIONS)]
-        except (FileNotFoundError, sources.source_by_path.UnknownFormat):
+        except (FileNotFoundError, sources.folder_files.UnknownFormat):
             return None
 
     def check(self, store):

@@ -15,9 +15,11 @@ from bushel.sources import element_records, file_access
 from bushel.sources.element_records import Layout
 from bushel.sources.element_rows import decode_row
 from bushel.sources.output_folders import join_path
-from bushel.sources.paths import normalize_path
+from bushel.sources.paths import Options, Path, normalize_path
 
 MANIFEST = "bushel.json"
+PROGRESS = ".saving.json"
+"""The file that `ds.save` writes into a folder whose files are not complete."""
 VERSION = 1
 
 
@@ -104,7 +106,7 @@ class SavedDataSource:
     """The elements that `ds.save(folder)` wrote, by position: the same trees, dtypes and values.
 
     Args:
-      folder: the folder of `ds.save`, local or in an object store.
+      path: the folder of `ds.save`, local or in an object store.
       storage_options: options of the store, such as its region.
 
     >>> import tempfile
@@ -116,8 +118,8 @@ class SavedDataSource:
     >>> folder.cleanup()
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None):
-        self._folder = normalize_path(folder).rstrip("/")
+    def __init__(self, path: Path, *, storage_options: Options | None = None):
+        self._folder = normalize_path(path).rstrip("/")
         file = file_access.open_file(join_path(self._folder, MANIFEST), storage_options)
         self._manifest = Manifest.parse(file.read(0, file.size), file.name)
         paths = [
