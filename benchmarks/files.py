@@ -103,7 +103,7 @@ def array_record_batches(settings: Settings) -> list[Row]:
             return ds.seed(1).shuffle(seed=1).batch(64).to_iter_dataset(read_inline(library))
 
         theirs = pipeline(GRAIN, grain.sources.ArrayRecordDataSource(str(path)))
-        ours = pipeline(BUSHEL, FixedRecords(ArrayRecordDataSource(path), np.uint8, (102_400,)))
+        ours = pipeline(BUSHEL, FixedRecords(ArrayRecordDataSource(path), dtype=np.uint8, shape=(102_400,)))
         require_same_elements("batches", ours, theirs)
 
         def run(ds: Any) -> Contender:

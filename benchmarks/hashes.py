@@ -85,7 +85,7 @@ def read_parsed(source: ArrayRecordDataSource) -> int:
 
 
 def read_fixed(source: ArrayRecordDataSource) -> int:
-    records = FixedRecords(source, np.uint8, (1024,))
+    records = FixedRecords(source, dtype=np.uint8, shape=(1024,))
     return _exhaust(bushel.MapDataset.source(records).shuffle(seed=1).batch(BLOCK), BLOCK)
 
 

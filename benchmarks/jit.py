@@ -72,7 +72,7 @@ def medians(contenders: dict[str, Callable[[], Any]], repetitions: int) -> dict[
 def epochs(repetitions: int) -> list[Line]:
     """A shuffled epoch: our scan and our steps, the bare gather with its indices given, and cyreal."""
     data = images()
-    loader = DataLoader([ArraySource(data), BatchTransform(SIZE, drop_last=True)])
+    loader = DataLoader([ArraySource(data), BatchTransform(SIZE, remainder="drop")])
     theirs = cyreal.loader.DataLoader(
         [
             cyreal.sources.ArraySource(jax.tree.map(jnp.asarray, data)),
@@ -167,7 +167,7 @@ def lengths(repetitions: int) -> list[Line]:
     """
     runs, rounds = {}, {}
     for length in (2**16, 2**16 + 1, 2**18, 2**20 - 1, 10**7, 10**8):
-        source = BatchTransform(SIZE, drop_last=True)(ArraySource(np.zeros(length, np.int8)))
+        source = BatchTransform(SIZE, remainder="drop")(ArraySource(np.zeros(length, np.int8)))
 
         @jax.jit
         def run(source: Any, state: Any) -> Any:
@@ -196,7 +196,7 @@ def lengths(repetitions: int) -> list[Line]:
 def many(repetitions: int, loaders: int = 64, steps: int = 50) -> list[Line]:
     """64 loaders under vmap, each with a seed of its own, against their gathers with indices given."""
     data = images()
-    loader = DataLoader([ArraySource(data), BatchTransform(SIZE, drop_last=True)])
+    loader = DataLoader([ArraySource(data), BatchTransform(SIZE, remainder="drop")])
     states = jax.vmap(loader.init_state)(jax.random.split(jax.random.key(SEED), loaders))
     columns = cast(Any, loader.source).inner.columns
     records = jnp.asarray(np.random.default_rng(2).integers(0, ROWS, (steps, loaders, SIZE)).astype(np.int32))

@@ -62,7 +62,7 @@ def compare(length: int, row_bytes: int, size: int, rounds: int) -> list[str]:
     rows = np.random.default_rng(SEED).integers(0, 256, (length, row_bytes), np.uint8)
     permutation = shuffle.permute(np.arange(length), length=length, seed=seeds.derive([(SEED, 1)]))
     data, order, blank = jnp.asarray(rows), jnp.asarray(permutation.astype(np.int32)), jnp.zeros_like(rows[:size])
-    loader = DataLoader([ArraySource(data), BatchTransform(size, drop_last=True)])
+    loader = DataLoader([ArraySource(data), BatchTransform(size, remainder="drop")])
     start, steps = loader.init_state(SEED), loader.steps_per_epoch
 
     def take(data: jax.Array, order: jax.Array, position: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -37,7 +37,7 @@ def medians(contenders: dict[str, Callable[[], Any]], repetitions: int) -> dict[
 def samples(rows: int, shape: tuple[int, ...], size: int, repetitions: int) -> list[str]:
     """Samples per second of an epoch whose batches are all read: ours, the bare gather, and a plain copy."""
     data = jnp.asarray(np.random.default_rng(0).integers(0, 256, (rows, *shape), np.uint8))
-    loader = DataLoader([ArraySource(data), BatchTransform(size, drop_last=True)])
+    loader = DataLoader([ArraySource(data), BatchTransform(size, remainder="drop")])
     steps = rows // size
     order = np.random.default_rng(1).permutation(rows)[: steps * size].reshape(steps, size)
     records = jnp.asarray(order.astype(np.int32))
@@ -126,7 +126,7 @@ def choices(rows: int, shape: tuple[int, ...], size: int, repetitions: int) -> l
         return lambda: run(data, records)
 
     def ours(turn: int, unroll: int) -> Callable[[], Any]:
-        loader = DataLoader([ArraySource(data), BatchTransform(size, drop_last=True)])
+        loader = DataLoader([ArraySource(data), BatchTransform(size, remainder="drop")])
         state = loader.init_state(0)
         # A jit of its own, so that a program compiled for another choice does not serve this one.
         run = jax.jit(lambda loader, state: loader.scan_epoch(state, blank, body, unroll)[1])
@@ -176,7 +176,7 @@ def training(rows: int, size: int, repetitions: int) -> list[str]:
         ],
         "head": jax.random.normal(keys[3], (256, 10), jnp.bfloat16) / 16,
     }
-    loader = DataLoader([ArraySource({"image": images, "label": labels}), BatchTransform(size, drop_last=True)])
+    loader = DataLoader([ArraySource({"image": images, "label": labels}), BatchTransform(size, remainder="drop")])
     steps = rows // size
 
     def update(params: Any, batch: Any) -> tuple[Any, jax.Array]:

@@ -457,13 +457,15 @@ TABLE: dict[str, Format] = {
     "array_record snappy": Format(_records("array_record snappy"), lambda p: rows(ArrayRecordDataSource(p)), VALUES),
     "array_record fixed": Format(
         _records("array_record plain", EQUAL_SIZES),
-        lambda p: rows(FixedRecords(ArrayRecordDataSource(p), np.int32, (6,))),
+        lambda p: rows(FixedRecords(ArrayRecordDataSource(p), dtype=np.int32, shape=(6,))),
         VALUES,
     ),
     "tfrecord": Format(_records("tfrecord"), _tfrecord_read(), WHOLE),
     "tfrecord unverified": Format(_records("tfrecord"), _tfrecord_read(verify=False), RECORDS_TOO),
     "tfrecord fixed": Format(
-        _records("tfrecord", EQUAL_SIZES), lambda p: rows(FixedRecords(TFRecordDataSource(p), np.int32, (6,))), WHOLE
+        _records("tfrecord", EQUAL_SIZES),
+        lambda p: rows(FixedRecords(TFRecordDataSource(p), dtype=np.int32, shape=(6,))),
+        WHOLE,
     ),
     "tfrecord in order": Format(_records("tfrecord"), lambda p: stream(TFRecordIterDataset(str(p))), WHOLE),
     "tfrecord in order unverified": Format(
@@ -480,7 +482,9 @@ TABLE: dict[str, Format] = {
         _bag_with_limits, lambda p: rows(BagzDataSource(p / "records.bag", separate_limits=True)), RECORDS_TOO
     ),
     "bag fixed": Format(
-        _records("bag", EQUAL_SIZES), lambda p: rows(FixedRecords(BagzDataSource(p), np.int32, (6,))), RECORDS_TOO
+        _records("bag", EQUAL_SIZES),
+        lambda p: rows(FixedRecords(BagzDataSource(p), dtype=np.int32, shape=(6,))),
+        RECORDS_TOO,
     ),
     "lines": Format(_lines, lambda p: rows(LineDataSource(p)), RECORDS_TOO),
     "parquet": Format(

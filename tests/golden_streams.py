@@ -250,24 +250,26 @@ def robots(seed: int) -> Any:
 
 @stream_with_jax
 def jit_loader_with_padded_batches():
-    return jit_batches("shuffle", pad_last_batch=True)
+    return jit_batches("shuffle", "pad")
 
 
 @stream_with_jax
 def jit_loader_that_drops_the_last_batch():
-    return jit_batches("shuffle", drop_last=True)
+    return jit_batches("shuffle", "drop")
 
 
 @stream_with_jax
 def jit_loader_in_order():
-    return jit_batches("sequential", pad_last_batch=True)
+    return jit_batches("sequential", "pad")
 
 
-def jit_batches(ordering: Any, **options: bool) -> Iterable[Any]:
+def jit_batches(ordering: Any, remainder: Any) -> Iterable[Any]:
     """Batches of a loader inside jit, with their masks, over several epochs."""
     from bushel import jit
 
-    loader = jit.DataLoader([jit.ArraySource(np.arange(50), ordering=ordering), jit.BatchTransform(8, **options)])
+    loader = jit.DataLoader(
+        [jit.ArraySource(np.arange(50), ordering=ordering), jit.BatchTransform(8, remainder=remainder)]
+    )
     state = loader.init_state(21)
     while True:
         batch, state, mask = loader.next(state)

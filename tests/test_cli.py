@@ -89,6 +89,27 @@ def test_the_command_with_two_workers(tmp_path):
     assert list(ArrayRecordDataSource(str(tmp_path / "out-*.array_record"))) == RECORDS
 
 
+def test_one_file_on_every_machine_unless_shards_says_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    (tmp_path / "in.jsonl").write_text("".join(f"line {number}\n" for number in range(20)))
+    for name, more in (("one", []), ("two", ["--shards", "2"])):
+        assert cli.main(["convert", f"{tmp_path}/in.jsonl", f"{tmp_path}/command/{name}.bag", *more]) == 0
+    convert(tmp_path / "in.jsonl", tmp_path / "python" / "one.bag")
+    convert(tmp_path / "in.jsonl", tmp_path / "python" / "two.bag", shards=2)
+    found = [{path.name: path.read_bytes() for path in (tmp_path / by).iterdir()} for by in ("command", "python")]
+    assert found[0] == found[1]
+    assert sorted(found[0]) == ["one.bag", "two-00000-of-00002.bag", "two-00001-of-00002.bag"]
+
+
+def test_more_workers_than_files_are_refused(tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("a\n")
+    said = "workers=4 have no work with shards=2, because a process writes a whole file. Pass shards=4 (--shards 4) or"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        convert(tmp_path / "in.txt", tmp_path / "out.bag", shards=2, workers=4)
+    words = ["convert", f"{tmp_path}/in.txt", f"{tmp_path}/out.bag", "--shards", "2", "--workers", "4"]
+    assert cli.main(words) == 1 and said in capsys.readouterr().err
+
+
 COLUMNS = {
     "id": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
     "small": (pa.uint8(), st.integers(0, 255)),
@@ -146,7 +167,7 @@ def test_floats_are_rounded_when_told(tmp_path):
     ):
         convert(tmp_path / "in.parquet", tmp_path / "out.bag")
     assert bushel("convert", tmp_path / "in.parquet", tmp_path / "out.bag", "--round-floats").returncode == 0
-    found = [decode_example(record) for record in BagzDataSource(str(tmp_path / "out-*.bag"))]
+    found = [decode_example(record) for record in BagzDataSource(str(tmp_path / "out.bag"))]
     assert [example["x"].tolist() for example in found if example][::2] == [[0.5, np.float32(0.1)], [np.inf]]
     assert np.isnan(found[1]["x"]) and found[2] == {}
 
@@ -165,7 +186,7 @@ REFUSED = {
 @pytest.mark.parametrize(("values", "sentence"), REFUSED.values(), ids=REFUSED)
 def test_columns_that_no_example_can_hold(values, sentence, tmp_path, capsys):
     pq.write_table(pa.table({"good": list(range(len(values))), "bad": values}), tmp_path / "in.parquet")
-    assert cli.main(["convert", f"{tmp_path}/in.parquet", f"{tmp_path}/out.bag", "--workers", "1"]) == 1
+    assert cli.main(["convert", f"{tmp_path}/in.parquet", f"{tmp_path}/out.bag"]) == 1
     assert f"bushel: {tmp_path}/in.parquet: column 'bad' {sentence}" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
 
@@ -194,9 +215,9 @@ def test_tfrecord_files_by_any_name_and_compressed(pack, name, tmp_path):
 def test_a_format_that_the_name_does_not_say(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tfrecord(tmp_path / "data", RECORDS)
-    assert cli.main(["convert", "data", "out.bag", "--workers", "1"]) == 1
+    assert cli.main(["convert", "data", "out.bag"]) == 1
     assert "data cannot be read: its name should end in one of .array_record" in capsys.readouterr().err
-    assert cli.main(["convert", "data", "out.bag", "--workers", "1", "--from", "tfrecord"]) == 0
+    assert cli.main(["convert", "data", "out.bag", "--from", "tfrecord"]) == 0
     assert list(BagzDataSource("out.bag")) == RECORDS
     assert cli.main(["convert", "data", "out.bag", "--from", "zip"]) == 1
     assert "source_format must be one of array_record, tfrecord, bag" in capsys.readouterr().err
@@ -211,7 +232,7 @@ def test_a_part_of_a_file(of, tmp_path):
     if of.endswith(".gz"):
         (tmp_path / f"in.{of}").write_bytes(gzip.compress((tmp_path / f"in.{of}").read_bytes()))
     sources = [f"{tmp_path}/in.{of}[30:130]", f"{tmp_path}/in.{of}", f"{tmp_path}/in.{of}[7:7]"]
-    made = convert(sources, tmp_path / "out.bag", shards=3)
+    made = convert(sources, tmp_path / "out.bag", shards=3, workers=1)
     assert [record for path in made for record in BagzDataSource(path)] == RECORDS[30:130] + RECORDS
     with pytest.raises(ValueError, match=rf"in\.{of} has 250 records, so it has no part \[5:251\]"):
         convert(f"{tmp_path}/in.{of}[5:251]", tmp_path / "out.bag")
@@ -239,7 +260,7 @@ def test_a_worker_that_was_killed_is_an_error(when, tmp_path):
             os.kill(killed[0], signal.SIGKILL)
 
     with pytest.raises(ChildProcessError) as error:
-        convert(tmp_path / "in.bag", tmp_path / "out.parquet", workers=2, progress=kill)
+        convert(tmp_path / "in.bag", tmp_path / "out.parquet", shards=2, workers=2, progress=kill)
     assert re.fullmatch(
         rf"Worker process {killed[0]} was killed by SIGKILL while it wrote {tmp_path}/out-0000[01]-of-00002.parquet"
         r"[.\da-f]+part\. The system kills processes if memory runs out: .* use fewer workers\.",
@@ -255,10 +276,10 @@ UNGUARDED = """
     with open("runs", "a") as file:
         file.write("x")
 
-    print(convert("in.bag", "out.bag", workers=2, shards=3, overwrite=True))
+    print(convert("in.bag", "out.bag", shards=3, workers=2, overwrite=True))
     print(sum(len(BagzDataSource(f"out-0000{shard}-of-00003.bag")) for shard in range(3)))
     try:
-        convert("in.bag", "out.parquet", source_format="array_record", workers=2)
+        convert("in.bag", "out.parquet", source_format="array_record", shards=2, workers=2)
     except Exception as error:
         print(type(error).__name__)
     print(open("runs").read())
@@ -280,7 +301,7 @@ def test_an_error_of_a_worker_comes_with_the_lines_where_it_was_raised(tmp_path)
     whole = (tmp_path / "in.tfrecord").read_bytes()
     (tmp_path / "in.tfrecord").write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
     with pytest.raises(DamagedFile) as error:
-        convert(tmp_path / "in.tfrecord", tmp_path / "out.bag", workers=2)
+        convert(tmp_path / "in.tfrecord", tmp_path / "out.bag", shards=2, workers=2)
     assert "in a worker process:\nTraceback" in "".join(error.value.__notes__)
     assert [path.name for path in tmp_path.iterdir()] == ["in.tfrecord"]
 
@@ -288,7 +309,7 @@ def test_an_error_of_a_worker_comes_with_the_lines_where_it_was_raised(tmp_path)
 def test_sources_behind_urls_with_options(tmp_path, capsys):
     bag(tmp_path / "in.bag", RECORDS)
     with Web((tmp_path / "in.bag").read_bytes()) as web:
-        words = ["convert", f"{web.url}/in.bag", f"{tmp_path}/out.bag", "--workers", "1", "--overwrite"]
+        words = ["convert", f"{web.url}/in.bag", f"{tmp_path}/out.bag", "--overwrite"]
         assert cli.main([*words, "--option", f"cache_dir={tmp_path}/copies", "--option", "timeout_s=5"]) == 0
         assert list(BagzDataSource(tmp_path / "out.bag")) == RECORDS
         assert len(list(tmp_path.glob("copies/*.copy"))) == 1
@@ -307,11 +328,11 @@ def test_lines_of_text_become_records(tmp_path):
 def test_what_is_there_stays_unless_told(tmp_path):
     bag(tmp_path / "in.bag", RECORDS)
     (tmp_path / "out.bag").write_bytes(b"mine")
-    done = bushel("convert", tmp_path / "in.bag", tmp_path / "out.bag", "--workers", 1)
+    done = bushel("convert", tmp_path / "in.bag", tmp_path / "out.bag")
     assert done.returncode == 1
     assert "out.bag exists already. Pass overwrite=True (--overwrite) to replace it." in done.stderr
     assert (tmp_path / "out.bag").read_bytes() == b"mine"
-    assert cli.main(["convert", f"{tmp_path}/in.bag", f"{tmp_path}/out.bag", "--workers", "1", "--overwrite"]) == 0
+    assert cli.main(["convert", f"{tmp_path}/in.bag", f"{tmp_path}/out.bag", "--overwrite"]) == 0
     assert list(BagzDataSource(tmp_path / "out.bag")) == RECORDS
 
 
@@ -329,7 +350,7 @@ def test_a_damaged_source_makes_no_file(of, tmp_path, monkeypatch):
     with pytest.raises(DamagedFile, match=rf"in\.{of}: record 120 is damaged"):
         convert(tmp_path / name, tmp_path / "out.bag")
     assert [path.name for path in tmp_path.iterdir()] == [name]
-    done = bushel("convert", tmp_path / name, tmp_path / "out.bag", "--workers", 2)
+    done = bushel("convert", tmp_path / name, tmp_path / "out.bag", "--shards", 2, "--workers", 2)
     assert done.returncode == 1
     assert name in done.stderr and "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -362,7 +383,7 @@ def test_what_was_written_wrong_is_noticed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_conversion_leaves_nothing_that_looks_complete(how, tmp_path):
     bag(tmp_path / "in.bag", [bytes(50_000)] * 4_000)
-    words = [sys.executable, "-m", "bushel", "convert", tmp_path / "in.bag", tmp_path / "out.parquet", "--workers", "1"]
+    words = [sys.executable, "-m", "bushel", "convert", tmp_path / "in.bag", tmp_path / "out.parquet"]
     process = subprocess.Popen([*map(str, words)], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 200
     while not list(tmp_path.glob("out*")) and time.monotonic() < deadline:
@@ -387,6 +408,8 @@ def test_workers_end_with_the_conversion(how, tmp_path):
         "convert",
         f"{tmp_path}/in.bag",
         f"{tmp_path}/out.parquet",
+        "--shards",
+        "2",
         "--workers",
         "2",
     ]
@@ -414,7 +437,8 @@ def _children(process):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_disk_that_is_full_is_told(workers, to, tmp_path):
     bag(tmp_path / "in.bag", [random.Random(number).randbytes(50_000) for number in range(100)])
-    words = ["-m", "bushel", "convert", f"{tmp_path}/in.bag", f"{tmp_path}/out.{to}", "--workers", str(workers)]
+    words = ["-m", "bushel", "convert", f"{tmp_path}/in.bag", f"{tmp_path}/out.{to}", "--shards", str(workers)]
+    words += ["--workers", str(workers)]
     limited = (
         "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)); "
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -439,7 +463,7 @@ def test_a_source_that_is_replaced_meanwhile(tmp_path):
     with pytest.raises(
         DamagedFile, match=r"in\.txt has changed: it was \['in\.txt', 12000, .*when its records were counted, and it is"
     ):
-        convert(tmp_path / "in.txt", tmp_path / "out.bag", shards=3, progress=replace)
+        convert(tmp_path / "in.txt", tmp_path / "out.bag", shards=3, workers=1, progress=replace)
     assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
 
 

@@ -27,7 +27,7 @@ def make_objects() -> np.ndarray:
 def make_fixed(folder: Path) -> FixedRecords:
     data = np.arange(12, dtype="<i4").tobytes()
     (folder / "x.bag").write_bytes(data + np.array([12, 24, 36, 48], "<u8").tobytes())
-    return FixedRecords(BagzDataSource(str(folder / "x.bag")), np.int32, (3,))
+    return FixedRecords(BagzDataSource(str(folder / "x.bag")), dtype=np.int32, shape=(3,))
 
 
 OURS = {

@@ -424,22 +424,12 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "`source`.",
         ),
         (
-            'sources.open("folder/images")',
-            "folder/images is a folder of .jpg files. Write "
-            "`bushel.sources.FileDataSource('folder/images/**/*.jpg')` for records of whole files, and decode "
-            "their bytes with `bushel.sources.decode_image`.",
-        ),
-        (
-            'sources.open("folder/parquet")',
-            "folder/parquet is a folder of .parquet files. Write `bushel.sources.open('folder/parquet/*.parquet')`.",
-        ),
-        (
             'sources.ParquetDataSource("folder/parquet")',
             "folder/parquet is a folder, not a file. Name the files in it, for example folder/parquet/*.",
         ),
         (
             'sources.open("folder/empty")',
-            "folder/empty is a folder without files. Name the folder or the files that hold the data.",
+            "folder/empty has no files. Name a file, or a pattern such as 'data/*.tfrecord*'.",
         ),
         (
             'sources.ImageFolder("folder/images")',
@@ -448,7 +438,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             'ds.save("folder/new", format="csv")',
-            "format must be one of array_record, bagz, tfrecord, parquet, rlds; got 'csv'.",
+            "format must be one of bag, array_record, bagz, tfrecord, parquet, rlds; got 'csv'.",
         ),
         (
             'ds.repeat().save("folder/new", format="bagz")',
@@ -529,8 +519,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "jit.DataLoader(jit.ArraySource(np.arange(8)), [jit.BatchTransform(4)])",
-            "batch_transform must be a function of a batch, got [BatchTransform(batch_size=4, drop_last=False, "
-            "pad_last_batch=False, element_spec_override=None)]. Write `DataLoader([source, BatchTransform(4)])`.",
+            "batch_transform must be a function of a batch, got [BatchTransform(batch_size=4, remainder='pad', "
+            "element_spec_override=None)]. Write `DataLoader([source, BatchTransform(4)])`.",
         ),
         (
             "jit.DataLoader([ds.batch(4)])",

@@ -22,7 +22,7 @@ from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
-FORMATS = ["array_record", "bagz", "parquet", "tfrecord"]
+FORMATS = ["bag", "array_record", "bagz", "parquet", "tfrecord"]
 
 scalars = st.one_of(
     st.integers(-(2**63), 2**63 - 1),
@@ -261,7 +261,7 @@ def test_a_text_that_is_not_unicode_is_refused_by_parquet(tmp_path):
 
 def test_an_unknown_format_is_named(tmp_path):
     with pytest.raises(
-        ValueError, match="format must be one of array_record, bagz, tfrecord, parquet, rlds; got 'zip'"
+        ValueError, match="format must be one of bag, array_record, bagz, tfrecord, parquet, rlds; got 'zip'"
     ):
         MapDataset.range(3).save(tmp_path, format="zip")
     with pytest.raises(ValueError, match="shards can only be given if the length"):

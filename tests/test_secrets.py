@@ -82,7 +82,7 @@ def arrays(path, **options):
 
 
 def fixed(path, **options):
-    return sources.FixedRecords(sources.BagzDataSource(path, **options), np.uint8, (40,))
+    return sources.FixedRecords(sources.BagzDataSource(path, **options), dtype=np.uint8, shape=(40,))
 
 
 def loader(path, **options):
@@ -130,7 +130,7 @@ FOLDERS = {
     "TFDSDataSource": (
         "tfds",
         folder_of_tfds,
-        lambda path, **options: sources.TFDSDataSource(path, "train", **options),
+        lambda path, **options: sources.TFDSDataSource(path, split="train", **options),
     ),
 }
 ELSEWHERE = {"LanceDataSource", "check_checksums", "convert", "file_fingerprint", "write_checksums"}

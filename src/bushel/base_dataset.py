@@ -117,7 +117,7 @@ class Dataset(abc.ABC):
         self,
         path: str | os.PathLike[str],
         *,
-        format: saving.Format = "array_record",
+        format: saving.Format = "bag",
         shards: int | None = None,
         options: WorkerOptions | None = None,
         overwrite: bool = False,
@@ -131,8 +131,9 @@ class Dataset(abc.ABC):
 
         Args:
           path: the folder, which is created if it does not exist, or an address in a store ("s3://bucket/folder").
-          format: the format of the files. Other programs can read the columns of "parquet". "rlds" is for episodes,
-            dicts with "steps", and makes a folder that TFDS reads. The other formats hold records of bytes.
+          format: the format of the files. "bag", records without compression, needs no other package. "bagz" and
+            "array_record" are compressed. Other programs can read the columns of "parquet". "rlds" is for episodes,
+            dicts with "steps", and makes a folder that TFDS reads.
           shards: how many files; by default files of about 256 MB.
           options: worker processes that compute the elements.
           overwrite: replaces the files of an earlier `save`.
@@ -143,9 +144,9 @@ class Dataset(abc.ABC):
         >>> import tempfile
         >>> from bushel import MapDataset
         >>> folder = tempfile.TemporaryDirectory()
-        >>> files = MapDataset.range(10).map(lambda x: {"x": x}).save(folder.name, format="bagz", shards=2)
+        >>> files = MapDataset.range(10).map(lambda x: {"x": x}).save(folder.name, shards=2)
         >>> [os.path.basename(file) for file in files]
-        ['part-00000.bagz', 'part-00001.bagz']
+        ['part-00000.bag', 'part-00001.bag']
         >>> folder.cleanup()
         """
         node = self._node

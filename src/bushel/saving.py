@@ -25,21 +25,21 @@ from bushel.sources.element_records import Layout
 from bushel.sources.element_rows import RowWriter
 from bushel.sources.output_folders import Folder
 from bushel.sources.paths import Options
-from bushel.sources.saved_elements import MANIFEST, Manifest
+from bushel.sources.saved_elements import MANIFEST, PROGRESS, Manifest
 from bushel.state.digest import digest
 from bushel.state.identity import identify_in_full
 
-Format = Literal["array_record", "bagz", "parquet", "rlds", "tfrecord"]
+Format = Literal["array_record", "bag", "bagz", "parquet", "rlds", "tfrecord"]
 SHARD_BYTES = 256 << 20
 """The approximate size of a file if the user does not say how many files to write."""
 
 INFO = "dataset_info.json"
 """The file that makes a folder a data set of TFDS, such as an RLDS data set."""
 
-_PROGRESS = ".saving.json"
 _ELSEWHERE = {"rlds": "bushel.trajectory.rlds.saved_episodes"}
 """Formats of higher layers: modules with a function `form(folder)`, imported when the format is used."""
 _RECORDS = {
+    "bag": record_writers.BagWriter,
     "array_record": record_writers.ArrayRecordWriter,
     "bagz": record_writers.BagWriter,
     "tfrecord": record_writers.TFRecordWriter,
@@ -51,7 +51,7 @@ def save(
     node: StreamNode,
     path: str | os.PathLike[str],
     *,
-    format: Format = "array_record",
+    format: Format = "bag",
     shards: int | None = None,
     options: WorkerOptions | None = None,
     overwrite: bool = False,
@@ -170,7 +170,8 @@ class _ElementForm(Form):
             self.layout = element_records.infer_layout(first)
         if self._format == "parquet":
             return RowWriter(path, self.layout, first)
-        return _RecordFile(_RECORDS[self._format](path, True), self.layout)  # compressed, if the format can be
+        compress = self._format != "bag"  # a TFRecord file is never compressed: one that is can only be read in order
+        return _RecordFile(_RECORDS[self._format](path, compress), self.layout)
 
     def finish(self, folder: Folder, files: Files, identity: str) -> None:
         layout = {"dict": {}} if self.layout is None else self.layout
@@ -235,7 +236,7 @@ class _Work:
 
     def begin(self, *, overwrite: bool) -> bool:
         """Reads the state of the folder. Returns False if the folder already has all of these elements."""
-        ours = [name for name in (MANIFEST, _PROGRESS) if self._folder.exists(name)]
+        ours = [name for name in (MANIFEST, PROGRESS) if self._folder.exists(name)]
         if not ours and self._folder.exists(INFO):
             raise FileExistsError(
                 f"{self._folder.name} has a data set that `save` did not write ({INFO}). Save to another folder."
@@ -248,7 +249,7 @@ class _Work:
             self.files = Files(saved.files, saved.counts)
             return False
         elif ours:
-            return self._go_on(sealed.parse_json(self._folder.read(_PROGRESS), self._folder.shown(_PROGRESS)))
+            return self._go_on(sealed.parse_json(self._folder.read(PROGRESS), self._folder.shown(PROGRESS)))
         return True
 
     def _go_on(self, kept: dict[str, Any]) -> bool:
@@ -282,7 +283,7 @@ class _Work:
         forms = [_form(format, self._folder.address) for format in formats if format in FORMATS]
         names = [name for name in self._folder.names() if any(form.belongs(name.lstrip(".")) for form in forms)]
         self._folder.remove(sorted(names, key=lambda name: name not in (MANIFEST, INFO)))
-        self._folder.remove([_PROGRESS])
+        self._folder.remove([PROGRESS])
 
     @contextlib.contextmanager
     def new_file(self, first: Any) -> Iterator[_Shard]:
@@ -318,12 +319,12 @@ class _Work:
             "state": self.state,
             "finished": finished,
         }
-        self._folder.write(_PROGRESS, sealed.json_bytes(kept))
+        self._folder.write(PROGRESS, sealed.json_bytes(kept))
 
     def finish(self) -> None:
         """Writes the files that make the folder readable. Unless one is `bushel.json`, `.saving.json` stays."""
         self._form.finish(self._folder, self.files, self._identity)
         if self._form.belongs(MANIFEST):
-            self._folder.remove([_PROGRESS])
+            self._folder.remove([PROGRESS])
         else:
             self._write_progress(finished=True)

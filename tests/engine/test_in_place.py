@@ -103,7 +103,7 @@ def bag(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fixed(bag: Path) -> Any:
-    return bushel.MapDataset.source(FixedRecords(BagzDataSource(str(bag)), np.int32, (WIDTH,)))
+    return bushel.MapDataset.source(FixedRecords(BagzDataSource(str(bag)), dtype=np.int32, shape=(WIDTH,)))
 
 
 def documents() -> Any:

@@ -18,7 +18,7 @@ def arrays(length):
 
 
 def loader_of(length, size, remainder, ordering="shuffle", data=None):
-    batch = BatchTransform(size, drop_last=remainder == "drop", pad_last_batch=remainder == "pad")
+    batch = BatchTransform(size, remainder=remainder)
     return DataLoader([ArraySource(arrays(length) if data is None else data, ordering), batch])
 
 

@@ -24,7 +24,7 @@ def data(length):
 
 
 def loader_of(length, size, remainder="pad", **arguments):
-    batch = BatchTransform(size, drop_last=remainder == "drop", pad_last_batch=remainder == "pad")
+    batch = BatchTransform(size, remainder=remainder)
     stages = [batch, RandomFlipTransform(), MapTransform(lambda value, mask: {**value, "y": value["x"] * 2})]
     return DataLoader([ShardedSource(data(length), MESH, **arguments), *stages])
 
@@ -102,7 +102,7 @@ def test_data_that_are_spread_already_stay_where_they_are():
 
 @pytest.mark.slow
 def test_plain_sources_take_sharded_arrays_too():
-    loader = DataLoader([ArraySource(jax.device_put(data(4 * 37), SHARDED)), BatchTransform(16, pad_last_batch=True)])
+    loader = DataLoader([ArraySource(jax.device_put(data(4 * 37), SHARDED)), BatchTransform(16)])
     host = host_of(4 * 37, 16, "pad", seed=3, data=data(4 * 37))
     batch, _, mask = loader.next_batch(loader.init_state(3))
     assert same(real(batch["x"], mask), host[0]["x"])

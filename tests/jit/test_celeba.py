@@ -88,7 +88,7 @@ def test_celeba_from_disk_is_celeba(images, include_attributes, tmp_path, monkey
     loader = DataLoader(
         [
             CelebADataset.make_disk_source(**arguments, ordering="sequential", prefetch_size=4),
-            BatchTransform(4, pad_last_batch=True),
+            BatchTransform(4),
         ]
     )
     seen = {key: [] for key in whole}

@@ -120,7 +120,7 @@ def test_a_source_prints_what_it_holds(name, text):
 
 
 def test_pipelines_and_loaders_print_their_stages():
-    batches = BatchTransform(4, pad_last_batch=True)(ArraySource(ROWS))
+    batches = BatchTransform(4)(ArraySource(ROWS))
     shown = "BatchedSource(inner=ArraySource({'x': int32[]}, length=10, order=Shuffled), size=4, remainder='pad')"
     assert repr(batches) == shown
     assert repr(DataLoader(batches)) == f"DataLoader({shown}, steps_per_epoch=3)"
@@ -144,7 +144,7 @@ def test_a_copy_of_a_source_gives_the_same_elements(name):
 @pytest.mark.parametrize(
     "stages",
     [
-        [MapTransform(double), BatchTransform(4, pad_last_batch=True), RandomMapTransform(add_noise)],
+        [MapTransform(double), BatchTransform(4), RandomMapTransform(add_noise)],
         pytest.param([BufferTransform(5, 3, 2, "shuffled"), BatchTransform(2)], marks=pytest.mark.slow),
     ],
 )

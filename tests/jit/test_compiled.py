@@ -30,7 +30,7 @@ def loader_over(remainder="pad"):
         [
             ArraySource(data()),
             RandomMapTransform(lambda each, key: {**each, "label": each["label"] + jax.random.randint(key, (), 0, 2)}),
-            BatchTransform(SIZE, drop_last=remainder == "drop", pad_last_batch=remainder == "pad"),
+            BatchTransform(SIZE, remainder=remainder),
         ]
     )
 
@@ -81,7 +81,7 @@ def gathers(jaxpr, least):
 
 
 def test_a_batch_is_one_gather_for_each_array():
-    loader = DataLoader([ArraySource(data()), BatchTransform(SIZE, pad_last_batch=True)])
+    loader = DataLoader([ArraySource(data()), BatchTransform(SIZE)])
     state = loader.init_state(0)
     assert gathers(jax.make_jaxpr(DataLoader.next_batch)(loader, state).jaxpr, LENGTH) == 2
     twice = jax.make_jaxpr(lambda loader, state: loader.next_batch(loader.next_batch(state)[1]))(loader, state)

@@ -24,6 +24,7 @@ from bushel.jit import (
     RenameTransform,
     TimeSeriesBatchTransform,
 )
+from bushel.jit.cereal import BatchTransform as CerealBatch
 from bushel.testing import same
 
 DATA = {"image": np.arange(11 * 6, dtype=np.uint8).reshape(11, 2, 3), "label": np.arange(11, dtype=np.int32)}
@@ -45,6 +46,13 @@ def run(loader, epochs=2):
 
 
 REMAINDERS = [{}, {"drop_last": True}, {"pad_last_batch": True}]
+
+
+def remainder_of(arguments):
+    """Our argument for theirs."""
+    return "drop" if "drop_last" in arguments else "pad" if "pad_last_batch" in arguments else "wrap"
+
+
 SLOW = [pytest.param(arguments, marks=pytest.mark.slow) for arguments in REMAINDERS[:2]]
 
 
@@ -55,18 +63,18 @@ def test_batches_in_sequence_are_equal(size, arguments):
         with pytest.raises(ValueError):
             both([(TheirBatch(size, **arguments), None)])
         with pytest.raises(
-            ValueError, match="drop_last=True with batch_size=13 leaves no batch: an epoch has 11 elements"
+            ValueError, match='remainder="drop" with batch_size=13 leaves no batch: an epoch has 11 elements'
         ):
-            BatchTransform(size, **arguments)(ArraySource(DATA))
+            BatchTransform(size, remainder="drop")(ArraySource(DATA))
         return
-    theirs, ours = both([(TheirBatch(size, **arguments), BatchTransform(size, **arguments))])
+    theirs, ours = both([(TheirBatch(size, **arguments), BatchTransform(size, remainder=remainder_of(arguments)))])
     assert ours.steps_per_epoch == theirs.steps_per_epoch
     assert same(run(ours), run(theirs))
 
 
 @pytest.mark.parametrize("arguments", [{"pad_last_batch": True}, *SLOW])
 def test_shuffled_batches_have_equal_masks_and_shapes_and_cover_the_same(arguments):
-    theirs, ours = both([(TheirBatch(4, **arguments), BatchTransform(4, **arguments))], "shuffle")
+    theirs, ours = both([(TheirBatch(4, **arguments), BatchTransform(4, remainder=remainder_of(arguments)))], "shuffle")
     mine, its = run(ours), run(theirs)
     assert [mask.tolist() for _, mask in mine] == [mask.tolist() for _, mask in its]
     assert [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), batch) for batch, _ in mine] == [
@@ -82,7 +90,7 @@ def test_shuffled_batches_have_equal_masks_and_shapes_and_cover_the_same(argumen
 
 def test_transforms_are_equal():
     stages = [
-        (TheirBatch(4, pad_last_batch=True), BatchTransform(4, pad_last_batch=True)),
+        (TheirBatch(4, pad_last_batch=True), BatchTransform(4)),
         (TheirNormalize("image", offset=-0.5), NormalizeImageTransform("image", offset=-0.5)),
         (TheirFlatten("image"), FlattenTransform("image")),
         (TheirRename({"image": "pixels"}), RenameTransform({"image": "pixels"})),
@@ -102,15 +110,28 @@ def test_transforms_are_equal():
 def test_batches_of_sequences_are_equal(mode):
     data = {"context": np.arange(7 * 5, dtype=np.float32).reshape(7, 5), "target": np.arange(7)}
     stages = [
-        (TheirBatch(3, pad_last_batch=True), BatchTransform(3, pad_last_batch=True)),
+        (TheirBatch(3, pad_last_batch=True), BatchTransform(3)),
         (TheirSeries(mode=mode), TimeSeriesBatchTransform(mode=mode)),
     ]
     theirs, ours = both(stages, data=data)
     assert same(run(ours), run(theirs))
 
 
+def test_cereals_class_has_their_arguments_and_wraps_as_they_do_where_they_pad_nothing():
+    theirs, ours = both([(TheirBatch(4), CerealBatch(4, pad_last_batch=False))])
+    assert same(run(ours), run(theirs))
+
+
+def test_by_default_each_record_counts_once():
+    loader = DataLoader([ArraySource(np.arange(10), "sequential"), BatchTransform(4)])
+    _, right, masks = loader.scan_epoch(
+        loader.init_state(0), 0, lambda count, batch, mask: (count + ((batch < 2) & mask).sum(), mask)
+    )
+    assert masks.sum() == 10 and right / masks.sum() == pytest.approx(0.2)
+
+
 def test_scan_epoch_returns_the_same():
-    theirs, ours = both([(TheirBatch(4, pad_last_batch=True), BatchTransform(4, pad_last_batch=True))])
+    theirs, ours = both([(TheirBatch(4, pad_last_batch=True), BatchTransform(4))])
 
     def body(total, batch, mask):
         return total + (batch["label"] * mask).sum(), mask.sum()
@@ -135,7 +156,7 @@ def test_batches_of_buffers_are_equal(size, arguments):
     buffer = {"capacity": 8, "prefill": 6, "sample_size": size}
     stages = [
         (TheirBuffer(**buffer), BufferTransform(**buffer)),
-        (TheirBatch(3, **arguments), BatchTransform(3, **arguments)),
+        (TheirBatch(3, **arguments), BatchTransform(3, remainder=remainder_of(arguments))),
     ]
     theirs, ours = both(stages)
     assert same(run(ours), run(theirs)) and run(ours)[0][1].shape == (3,)

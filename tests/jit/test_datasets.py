@@ -47,7 +47,7 @@ def test_the_mnist_family_is_read(kind, packed, tmp_path):
 
 
 def check_disk_source(source, images, labels):
-    loader = DataLoader([source, BatchTransform(4, pad_last_batch=True)])
+    loader = DataLoader([source, BatchTransform(4)])
     seen = {}
     for batch, mask in loader.iterate(loader.init_state(0)):
         assert isinstance(batch, (Example, FineExample))

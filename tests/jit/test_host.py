@@ -44,10 +44,8 @@ def test_a_disk_source_is_an_array_source(ahead):
         threads.add(threading.get_ident())
         return {"x": np.int32(number), "row": rows[number]}
 
-    disk = DataLoader([DiskSource(50, read, prefetch_size=ahead), BatchTransform(8, pad_last_batch=True)])
-    arrays = DataLoader(
-        [ArraySource({"x": np.arange(50, dtype=np.int32), "row": rows}), BatchTransform(8, pad_last_batch=True)]
-    )
+    disk = DataLoader([DiskSource(50, read, prefetch_size=ahead), BatchTransform(8)])
+    arrays = DataLoader([ArraySource({"x": np.arange(50, dtype=np.int32), "row": rows}), BatchTransform(8)])
     for step in (0, 9, 3):  # forward and back
         ours = disk.iterate(disk.state_at(step, 5), steps=9)
         theirs = arrays.iterate(arrays.state_at(step, 5), steps=9)
@@ -111,7 +109,7 @@ def test_wrong_arguments_of_a_disk_source_get_a_sentence(make, sentence):
 
 def with_callback(fn, override=None, size=4):
     return DataLoader(
-        [ArraySource({"x": np.arange(10, dtype=np.int32)}, "sequential"), BatchTransform(size, pad_last_batch=True),
+        [ArraySource({"x": np.arange(10, dtype=np.int32)}, "sequential"), BatchTransform(size),
          HostCallbackTransform(fn, override)]
     )  # fmt: skip
 

@@ -76,7 +76,7 @@ def test_a_series_goes_through_a_loader(kind, tmp_path):
         kind.make_disk_source(cache_dir=tmp_path, ordering="sequential", prefetch_size=8),
     )
     for source in sources:
-        loader = DataLoader([source, BatchTransform(16, pad_last_batch=True)])
+        loader = DataLoader([source, BatchTransform(16)])
         seen = {"context": [], "target": []}
         for batch, mask in loader.iterate(loader.init_state(0)):
             for key, rows in seen.items():

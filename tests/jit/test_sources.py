@@ -18,7 +18,7 @@ from bushel.testing import same
 
 def taken(source, size, count, seed=0):
     """The first `count` batches of a source."""
-    loader = DataLoader([source, BatchTransform(size)])
+    loader = DataLoader([source, BatchTransform(size, remainder="wrap")])
     return np.concatenate([np.asarray(batch) for batch, _ in loader.iterate(loader.init_state(seed), steps=count)])
 
 
@@ -63,14 +63,14 @@ def test_a_source_of_ones_own_runs_in_a_loader():
 
     assert isinstance(Countdown(), Source)
     for arguments, expected in (
-        ({}, [[3, 2], [1, 3], [2, 1]]),
-        ({"drop_last": True}, [[3, 2], [3, 2], [3, 2]]),
-        ({"pad_last_batch": True}, [[3, 2], [1, 0], [3, 2]]),
+        ({"remainder": "wrap"}, [[3, 2], [1, 3], [2, 1]]),
+        ({"remainder": "drop"}, [[3, 2], [3, 2], [3, 2]]),
+        ({}, [[3, 2], [1, 0], [3, 2]]),
     ):
         loader = DataLoader([Countdown(), BatchTransform(2, **arguments)])
         out = list(loader.iterate(loader.init_state(0), steps=3))
         assert [batch.tolist() for batch, _ in out] == expected
-        assert out[1][1].all() == ("pad_last_batch" not in arguments)
+        assert out[1][1].all() == (arguments != {})
     _, total, _ = loader.scan_epoch(loader.init_state(0), 0, lambda total, batch, mask: (total + batch.sum(), None))
     assert int(total) == 6
     with pytest.raises(TypeError, match="BatchedStream can only be read in order"):
@@ -79,7 +79,7 @@ def test_a_source_of_ones_own_runs_in_a_loader():
 
 def test_batches_of_batches_are_batches():
     loader = DataLoader(
-        [ArraySource(np.arange(1, 12), "sequential"), BatchTransform(3, pad_last_batch=True), BatchTransform(3)]
+        [ArraySource(np.arange(1, 12), "sequential"), BatchTransform(3), BatchTransform(3, remainder="wrap")]
     )
     out = list(loader.iterate(loader.init_state(0), steps=3))
     rows = [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 0]]
@@ -124,7 +124,7 @@ def test_weights_are_shares():
 def test_a_mixture_is_that_of_the_host(lengths, weights, step):
     parts = [np.arange(length) + 100_000 * number for number, length in enumerate(lengths)]
     chosen = weights[: len(parts)]
-    loader = DataLoader([mix([ArraySource(part) for part in parts], chosen), BatchTransform(7)])
+    loader = DataLoader([mix([ArraySource(part) for part in parts], chosen), BatchTransform(7, remainder="wrap")])
     host = bushel.MapDataset.mix(
         [bushel.MapDataset.source(ArrayDataSource(part)).seed(2).shuffle() for part in parts], chosen
     )
@@ -177,7 +177,7 @@ def test_windows_are_those_of_a_loop_and_never_cross_an_episode(lengths, length,
 
 def test_shuffled_windows_cover_all_of_them_once():
     source = WindowSource({"x": np.arange(100)}, 5, episode_lengths=[30, 70])
-    loader = DataLoader([source, BatchTransform(16, pad_last_batch=True)])
+    loader = DataLoader([source, BatchTransform(16)])
     _, _, (windows, masks) = loader.scan_epoch(loader.init_state(1), None, collected)
     first = np.asarray(windows.steps["x"])[np.asarray(masks)][:, 0]
     assert sorted(first.tolist()) == [*range(26), *range(30, 96)]

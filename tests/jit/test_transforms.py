@@ -33,9 +33,9 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 6, 8, 3), np.uint8)
 DATA = {"image": IMAGES, "label": np.arange(COUNT, dtype=np.int32)}
 
 
-def batches(*stages, seed=0, steps=3, size=5, data=DATA, remainder="pad_last_batch"):
+def batches(*stages, seed=0, steps=3, size=5, data=DATA, remainder="pad"):
     """Batches and masks of a loader; a stage given as None is the batch."""
-    placed = [BatchTransform(size, **{remainder: True}) if stage is None else stage for stage in stages]
+    placed = [BatchTransform(size, remainder=remainder) if stage is None else stage for stage in stages]
     loader = DataLoader([ArraySource(data, "sequential"), *placed])
     return [jax.tree.map(np.asarray, pair) for pair in loader.iterate(loader.init_state(seed), steps=steps)]
 
@@ -198,8 +198,8 @@ SPEC = jax.ShapeDtypeStruct((), jnp.float32)
     ("stages", "sentence"),
     [
         (
-            [BatchTransform(13, drop_last=True)],
-            "drop_last=True with batch_size=13 leaves no batch: an epoch has 12 elements.",
+            [BatchTransform(13, remainder="drop")],
+            'remainder="drop" with batch_size=13 leaves no batch: an epoch has 12 elements.',
         ),
         ([MapTransform(3)], "MapTransform takes a function, got 3."),
         ([RandomMapTransform("x")], "RandomMapTransform takes a function, got 'x'."),
@@ -232,7 +232,13 @@ def test_wrong_stages_get_a_sentence_when_the_loader_is_built(stages, sentence):
     [
         (lambda: BatchTransform(0), "batch_size must be positive, but got 0."),
         (lambda: BatchTransform(2.5), "batch_size must be an integer, got 2.5"),
-        (lambda: BatchTransform(2, drop_last=True, pad_last_batch=True), "Give drop_last or pad_last_batch, not both"),
+        (lambda: BatchTransform(2, remainder="keep"), "Inside jit all batches have one shape, so a shorter last batch"),
+        (lambda: BatchTransform(2, remainder="padd"), "remainder must be one of pad, drop, wrap; got 'padd'."),
+        (
+            lambda: BatchTransform(2, drop_last=True),
+            'no argument `drop_last`. Write `BatchTransform(4, remainder="drop")`',
+        ),
+        (lambda: BatchTransform(2, True), "BatchTransform"),
         (lambda: RandomFlipTransform(probability=2), "probability must be from 0 to 1, got 2."),
         (lambda: RandomCropTransform(0), "padding must be positive, but got 0."),
         (lambda: RandomCropTransform(mode="wrap"), "mode must be 'constant' or 'reflect', got 'wrap'."),

@@ -59,7 +59,7 @@ def convert_counted(folder, ending, shards, overwrite, deadly):
         setattr(os, name, count(getattr(os, name)))
     builtins.open = count(builtins.open)
     try:
-        convert("new.txt", f"{folder}/c.{ending}", shards=shards, overwrite=overwrite, progress=False)
+        convert("new.txt", f"{folder}/c.{ending}", shards=shards, workers=1, overwrite=overwrite, progress=False)
     except FileExistsError:
         return "exists"
     return calls
@@ -108,7 +108,7 @@ def main(folder, ending, mode, step):
         shutil.rmtree("target", ignore_errors=True)
         os.mkdir("target")
         if before:
-            convert("old.txt", f"target/c.{ending}", shards=before, progress=False)
+            convert("old.txt", f"target/c.{ending}", shards=before, workers=1, progress=False)
 
     overwrite = before > 0
     in_child(prepare)

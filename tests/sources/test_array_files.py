@@ -173,13 +173,13 @@ def test_a_changed_byte_is_harmless_or_told_with_the_file(kind, data, tmp_path_f
 
 def test_some_arrays_of_a_file(tmp_path):
     path = saved(tmp_path, "safetensors", CONTENT)
-    assert list(load_arrays(path, ["y"])) == ["y"]
+    assert list(load_arrays(path, columns=["y"])) == ["y"]
     with pytest.raises(ValueError, match=r"has no array 'z'; it has '[xy]', '[xy]'"):
-        load_arrays(path, ["z"])
+        load_arrays(path, columns=["z"])
     with pytest.raises(ValueError, match="is not an array file"):
         load_arrays(tmp_path / "x.txt")
     with pytest.raises(ValueError, match=r"an \.npy file has one array"):
-        load_arrays(tmp_path / "x.npy", ["x"])
+        load_arrays(tmp_path / "x.npy", columns=["x"])
 
 
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
@@ -193,7 +193,7 @@ def test_names_of_fields_in_any_script(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["npz", "compressed"])
 def test_an_array_of_objects_is_refused_and_does_no_harm_to_others(kind, tmp_path):
     path = saved(tmp_path, kind, {"x": np.arange(3), "objects": np.array([{}, []], object)})
-    assert same(load_arrays(path, ["x"]), {"x": np.arange(3)})
+    assert same(load_arrays(path, columns=["x"]), {"x": np.arange(3)})
     with pytest.raises(ValueError, match=r"arrays\.npz has an array of Python objects, .* Name the other") as caught:
         load_arrays(path)
     assert not isinstance(caught.value, DamagedFile)
@@ -221,7 +221,7 @@ def test_rare_types_of_safetensors(kind, tmp_path):
 
 def test_a_type_of_safetensors_that_is_not_read(tmp_path):
     path = safetensors_of(tmp_path / "x.safetensors", "F6_E2M3", 1)
-    assert load_arrays(path, ["y"])["y"].tolist() == [1, 2]
+    assert load_arrays(path, columns=["y"])["y"].tolist() == [1, 2]
     with pytest.raises(
         ValueError, match=r"x\.safetensors has an array 'x' of the unsupported type F6_E2M3\. Name"
     ) as caught:

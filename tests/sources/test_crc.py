@@ -124,7 +124,7 @@ for options in ({}, {"verify": True}):
     said = attempt(read, folder + "/bad.tfrecord", **options)
     assert said.startswith("DamagedFile"), said
 from bushel.sources import FixedRecords
-same = FixedRecords(TFRecordDataSource(folder + "/even.tfrecord"), np.uint8, (4,))
+same = FixedRecords(TFRecordDataSource(folder + "/even.tfrecord"), dtype=np.uint8, shape=(4,))
 assert same.__getitems__([2, 0]).tree.tolist() == [[2] * 4, [0] * 4]
 assert not seen, [str(w.message) for w in seen]"""
     (tmp_path / "even.tfrecord").write_bytes(

@@ -454,7 +454,7 @@ def test_many_files_are_asked_together(name, tmp_path):
         assert source.__getitems__(indices) == wanted
         assert web.most_at_once > 4
         web.most_at_once = 0
-        rows = FixedRecords(source, np.uint8, (100_000,)).__getitems__(indices)
+        rows = FixedRecords(source, dtype=np.uint8, shape=(100_000,)).__getitems__(indices)
         assert web.most_at_once > 4
         assert [row.tobytes() for row in rows.tree] == wanted
 

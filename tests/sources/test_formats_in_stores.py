@@ -110,7 +110,7 @@ def tfds_rows(_: str) -> list[Any]:
     """As they are read from a folder: `test_tfds.py` holds these values."""
     with tempfile.TemporaryDirectory() as folder:
         tfds(Path(folder))
-        return list(MapDataset.source(TFDSDataSource(folder, "train")))
+        return list(MapDataset.source(TFDSDataSource(folder, split="train")))
 
 
 def files(folder: Path) -> None:
@@ -175,7 +175,7 @@ CASES = {name: records(name) for name in FORMATS} | {
     ),
     "tfds": Format(
         tfds,
-        lambda base, **options: TFDSDataSource(base, "train", **options),
+        lambda base, **options: TFDSDataSource(base, split="train", **options),
         tfds_rows,
     ),
     "lines": Format(

@@ -69,11 +69,13 @@ def test_a_dataset_in_another_file_is_refused_unless_it_is_allowed(folder, way):
         way(file, folder)
     name = "data/demo_0/x"
     with pytest.raises(ValueError, match=SAYS):
-        HDF5DataSource(folder / "bad.h5", [name])
+        HDF5DataSource(folder / "bad.h5", columns=[name])
     with pytest.raises(ValueError, match=SAYS):
-        HDF5DataSource(folder / "bad.h5", ["x"], group="data/*")[0]
-    assert [row[name] for row in HDF5DataSource(folder / "bad.h5", [name], allow_other_files=True)] == list(range(6))
-    found = HDF5DataSource(folder / "bad.h5", ["x"], group="data/*", allow_other_files=True)[0]
+        HDF5DataSource(folder / "bad.h5", columns=["x"], group="data/*")[0]
+    assert [row[name] for row in HDF5DataSource(folder / "bad.h5", columns=[name], allow_other_files=True)] == list(
+        range(6)
+    )
+    found = HDF5DataSource(folder / "bad.h5", columns=["x"], group="data/*", allow_other_files=True)[0]
     assert found["x"].tolist() == list(range(6))
 
 
@@ -103,7 +105,7 @@ def test_links_and_virtual_datasets_inside_the_file_are_read(folder):
         layout[:3] = h5py.VirtualSource(".", "x", (6,))[3:]
         layout[3:] = h5py.VirtualSource(".", "x", (6,))[:3]
         file.create_virtual_dataset("virtual", layout)
-    source = HDF5DataSource(folder / "good.h5", ["x", "hard", "soft", "virtual"])
+    source = HDF5DataSource(folder / "good.h5", columns=["x", "hard", "soft", "virtual"])
     assert source[1] == {"x": 1, "hard": 1, "soft": 1, "virtual": 4}
 
 

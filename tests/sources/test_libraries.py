@@ -150,7 +150,7 @@ def test_lance(tmp_path):
     assert [row["x"] for row in ds] == [int(n) for n in MapDataset.range(60).shuffle(seed=1)]
     assert in_workers(ds) == list(ds)
     assert len(pickle.dumps(source)) < 1_000
-    assert LanceDataSource(str(tmp_path / "data.lance"), ["x"])[7] == {"x": 7}
+    assert LanceDataSource(str(tmp_path / "data.lance"), columns=["x"])[7] == {"x": 7}
 
 
 def test_what_lance_gives_does_not_depend_on_what_is_read_beside_it(tmp_path):
@@ -180,9 +180,9 @@ def test_what_lance_does_not_have(tmp_path):
     for name in ("y", "s.y", "s.b.y"):
         message = rf"data\.lance has no column '{name}'; its columns are 'x', 's', 's\.a', 's\.b', 's\.b\.c'\."
         with pytest.raises(ValueError, match=message):
-            LanceDataSource(path, [name])
-    assert LanceDataSource(path, ["s.b.c", "x"])[2] == {"s": {"b": {"c": 2}}, "x": 2}
-    assert LanceDataSource(path, ["_rowid"])[2] == {"_rowid": 2}
+            LanceDataSource(path, columns=[name])
+    assert LanceDataSource(path, columns=["s.b.c", "x"])[2] == {"s": {"b": {"c": 2}}, "x": 2}
+    assert LanceDataSource(path, columns=["_rowid"])[2] == {"_rowid": 2}
     with pytest.raises(FileNotFoundError, match=r"nothing\.lance is not a Lance data set: "):
         LanceDataSource(tmp_path / "nothing.lance")
     with pytest.raises(FileNotFoundError, match=r"data\.lance is not a Lance data set with a version 9: "):
@@ -324,7 +324,7 @@ def test_tfds_folders(tmp_path):
     builder.download_and_prepare()
     for split, count in (("train", 23), ("test", 4)):
         theirs = builder.as_data_source(split=split)
-        ours = TFDSDataSource(builder.data_path, split)
+        ours = TFDSDataSource(builder.data_path, split=split)
         assert len(ours) == len(theirs) == count
         for index in range(count):
             their, our = dict(theirs[index]), dict(ours[index])

@@ -179,7 +179,7 @@ def test_stores_of_different_arrays_are_refused(name, arrays, said, tmp_path):
     write(tmp_path / f"b.{name}", arrays)
     with pytest.raises(ValueError, match=rf"b\.{name} and .*a\.{name} cannot be read as one source: {said}"):
         build(str(tmp_path / f"*.{name}"))
-    assert len(build(str(tmp_path / f"*.{name}"), ["x"] if "y" not in arrays else ["y"])) == 2 * TOTAL
+    assert len(build(str(tmp_path / f"*.{name}"), columns=["x"] if "y" not in arrays else ["y"])) == 2 * TOTAL
 
 
 def test_lance_data_sets_of_different_columns_are_refused(tmp_path):
@@ -187,10 +187,10 @@ def test_lance_data_sets_of_different_columns_are_refused(tmp_path):
         lance.write_dataset(pa.table(table), str(tmp_path / f"{name}.lance"))
     with pytest.raises(ValueError, match=r"'n' is double in the former and int64 in the latter"):
         LanceDataSource(str(tmp_path / "*.lance"))
-    source = LanceDataSource(str(tmp_path / "*.lance"), ["s"])
+    source = LanceDataSource(str(tmp_path / "*.lance"), columns=["s"])
     assert source.__getitems__([1, 0]) == [{"s": "y"}, {"s": "x"}]
     with pytest.raises(ValueError, match="A version belongs to one Lance data set, but these paths name 2"):
-        LanceDataSource(str(tmp_path / "*.lance"), ["s"], version=1)
+        LanceDataSource(str(tmp_path / "*.lance"), columns=["s"], version=1)
     with pytest.raises(ValueError, match=r"only local Lance data sets can be named by a pattern"):
         LanceDataSource("s3://bucket/*.lance")
 

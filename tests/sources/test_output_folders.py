@@ -185,15 +185,15 @@ def test_converted_files_are_those_on_disk_byte_for_byte(base, ending, workers, 
     assert [path.rpartition("/")[2] for path in there] == [os.path.basename(path) for path in here]
     assert files_in(base) == files_in(tmp_path / "out")
     with pytest.raises(FileExistsError, match="exists already"):
-        convert(tmp_path / "in.txt", f"{base}/x.{ending}", shards=2)
-    convert(there, f"{base}/x.{ending}", shards=2, overwrite=True)  # from the store into it
+        convert(tmp_path / "in.txt", f"{base}/x.{ending}", shards=2, workers=1)
+    convert(there, f"{base}/x.{ending}", shards=2, workers=1, overwrite=True)  # from the store into it
     assert files_in(base) == files_in(tmp_path / "out")
 
 
 @pytest.mark.parametrize("scheme", ["s3"])
 def test_the_command_converts_to_a_store(base, tmp_path):
     (tmp_path / "in.txt").write_text("a\nb\n")
-    command = [sys.executable, "-m", "bushel", "convert", "--workers", "1", "--target-option", "region=us-east-1"]
+    command = [sys.executable, "-m", "bushel", "convert", "--target-option", "region=us-east-1"]
     done = subprocess.run([*command, tmp_path / "in.txt", f"{base}/x.bag"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "2 records, 0.0 MB in 1 file\n"), done.stderr
     assert list(bushel.sources.open(f"{base}/x.bag")) == [b"a", b"b"]
@@ -376,7 +376,7 @@ elif what == "save rlds":
 elif what == "write_rlds":
     write_rlds(base, "arm", {"train": [episode(number) for number in range(40)]}, shards=4)
 elif what == "convert":
-    convert(os.path.join(os.path.dirname(__file__), "in.txt"), base + "/x.bag", shards=4)
+    convert(os.path.join(os.path.dirname(__file__), "in.txt"), base + "/x.bag", shards=4, workers=1)
 elif what == "cache":
     list(numbers.to_iter_dataset().map(element).cache(base))
 elif what == "column":
@@ -544,7 +544,7 @@ def write_with(what, base, options, tmp_path):
     elif what == "convert":
         convert(tmp_path / "in.txt", f"{base}/x.bag", target_options=options)
     elif what == "convert in workers":
-        convert(tmp_path / "in.txt", f"{base}/x.bag", workers=2, target_options=options)
+        convert(tmp_path / "in.txt", f"{base}/x.bag", shards=2, workers=2, target_options=options)
     elif what == "column":
         MapDataset.range(3).column(lambda x: x, cache=f"{base}/columns", storage_options=options)
     elif what == "statistics":

@@ -88,7 +88,7 @@ SOURCES = {
     **{name: record_file(name, part=False) for name in FORMATS},
     **{f"part of {name}": record_file(name, part=True) for name in FORMATS},
     "parts of files": two_parts,
-    "arrays of records": lambda folder: FixedRecords(record_file("bag", part=True)(folder), np.uint8, (4,)),
+    "arrays of records": lambda folder: FixedRecords(record_file("bag", part=True)(folder), dtype=np.uint8, shape=(4,)),
     "parquet": parquet,
     "arrow": arrow,
     "hdf5": hdf5,

@@ -187,7 +187,7 @@ def test_records_of_one_size_are_arrays(name, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (20, 50, 60, 11), np.uint8)
     records = [image.tobytes() for image in images]
     paths = [written(tmp_path, name, records[:12], "a"), written(tmp_path, name, records[12:], "b")]
-    source = FixedRecords(opened(name, paths), np.uint8, (50, 60, 11))
+    source = FixedRecords(opened(name, paths), dtype=np.uint8, shape=(50, 60, 11))
     assert np.array_equal(source[7], images[7])
     assert np.array_equal(source[-1], images[-1])
     ds = MapDataset.source(source).shuffle(seed=2)
@@ -196,14 +196,14 @@ def test_records_of_one_size_are_arrays(name, tmp_path):
         assert np.array_equal(batch, images[order[8 * number : 8 * number + 8]])
     spec = bushel.experimental.get_element_spec(ds)
     assert (spec.shape, spec.dtype) == ((50, 60, 11), np.uint8)
-    floats = FixedRecords(opened(name, paths), "<f4", (50 * 60 * 11 // 4,))
+    floats = FixedRecords(opened(name, paths), dtype="<f4", shape=(50 * 60 * 11 // 4,))
     assert floats[3].tobytes() == records[3]
 
 
 @every_format
 def test_a_record_of_another_size_is_refused(name, tmp_path):
     path = written(tmp_path, name, [b"12345678", b"123"])
-    source = FixedRecords(opened(name, path), np.int64)
+    source = FixedRecords(opened(name, path), dtype=np.int64)
     assert source[0].tobytes() == b"12345678"
     with pytest.raises(ValueError, match=r"records\.\w+: record 1 has 3 bytes and cannot fill a row of 8 bytes"):
         source[1]
@@ -214,7 +214,7 @@ def test_a_record_of_another_size_is_refused(name, tmp_path):
 def test_very_large_records_are_read_into_place(tmp_path):
     record = random.Random(1).randbytes(60_000_000)  # more block headers than one system call takes buffers
     path = written(tmp_path, "array_record plain", [record])
-    assert FixedRecords(ArrayRecordDataSource(path), np.uint8, (60_000_000,))[0].tobytes() == record
+    assert FixedRecords(ArrayRecordDataSource(path), dtype=np.uint8, shape=(60_000_000,))[0].tobytes() == record
 
 
 @pytest.mark.parametrize("ending", ["bag", "bagz"])

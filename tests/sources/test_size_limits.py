@@ -371,7 +371,7 @@ def test_a_small_parquet_file_that_would_take_much_memory(bomb, tmp_path, limite
         next(iter(bushel.experimental.ParquetIterDataset(str(tmp_path / "bomb.parquet"))))
     with pytest.raises(TooLarge, match=says):
         convert(tmp_path / "bomb.parquet", tmp_path / "out.tfrecord")
-    assert ParquetDataSource(tmp_path / "bomb.parquet", ["id"])[0] == {"id": 0}
+    assert ParquetDataSource(tmp_path / "bomb.parquet", columns=["id"])[0] == {"id": 0}
     limited(expansion=10**9)
     assert len(ParquetDataSource(tmp_path / "bomb.parquet")[0]["x"])
 

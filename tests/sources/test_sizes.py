@@ -301,7 +301,7 @@ def test_chunks_with_checksums_in_any_layout_are_read(libver, before_bytes, tmp_
         file["link"] = h5py.ExternalLink("other.h5", "/large")
     records = list(HDF5DataSource(tmp_path / "x.h5", allow_other_files=True))
     assert [record["shrunk"] for record in records] == list(range(50))
-    assert len(HDF5DataSource(tmp_path / "x.h5", ["link"], allow_other_files=True)[49]["link"]) == 900
+    assert len(HDF5DataSource(tmp_path / "x.h5", columns=["link"], allow_other_files=True)[49]["link"]) == 900
 
 
 def test_a_panic_of_lance_is_a_damaged_file(tmp_path):

@@ -121,7 +121,7 @@ def test_arrays_of_several_lengths_are_refused(tmp_path):
         file["a"], file["b"] = np.zeros(3), np.zeros(4)
     with pytest.raises(ValueError, match=r"their lengths are \{'a': 3, 'b': 4\}. Choose some by their names"):
         HDF5DataSource(tmp_path / "x.h5")
-    assert len(HDF5DataSource(tmp_path / "x.h5", ["b"])) == 4
+    assert len(HDF5DataSource(tmp_path / "x.h5", columns=["b"])) == 4
 
 
 def test_arrays_of_hdf5_files_behind_any_of_their_names(tmp_path):
@@ -134,13 +134,13 @@ def test_arrays_of_hdf5_files_behind_any_of_their_names(tmp_path):
         file["other"] = h5py.ExternalLink("other.h5", "/far")
         file["broken"] = h5py.SoftLink("/nowhere")
     names = ["x", "alias", "/x", "group/y", "soft", "other"]
-    source = HDF5DataSource(tmp_path / "x.h5", names, allow_other_files=True)
+    source = HDF5DataSource(tmp_path / "x.h5", columns=names, allow_other_files=True)
     assert source[1] == {"x": 1, "alias": 1, "/x": 1, "group/y": 4, "soft": 4, "other": 11}
     assert pickle.loads(pickle.dumps(source))[1] == source[1]
     assert len(HDF5DataSource(tmp_path / "x.h5", allow_other_files=True)[0]) == 2  # each array once
     for name in ("broken", "group", "z"):
         with pytest.raises(ValueError, match=f"has no array '{name}'; it has '(x|alias)', 'group/y'|it has 'group/y'"):
-            HDF5DataSource(tmp_path / "x.h5", ["x", name], allow_other_files=True)
+            HDF5DataSource(tmp_path / "x.h5", columns=["x", name], allow_other_files=True)
 
 
 @settings(max_examples=40, deadline=None)

@@ -107,7 +107,7 @@ def test_eight_threads_read_the_right_rows(kind, files):
 
 
 def test_rows_that_came_out_are_ones_own(files):
-    source = ParquetDataSource(files / "part-0.parquet", ["list"])
+    source = ParquetDataSource(files / "part-0.parquet", columns=["list"])
     first = source[3]["list"]
     first[:] = -1
     assert source[3]["list"].tolist() == [3, 3, 3]
@@ -225,10 +225,10 @@ def test_no_conversion_drops_a_column(names, tmp_path):
 
 def test_one_field_of_a_struct(tmp_path):
     pq.write_table(pa.table({"x": [{"a": 1, "b": {"c": 2}}], "y": [3]}), tmp_path / "x.parquet")
-    assert ParquetDataSource(tmp_path / "x.parquet", ["x.a"])[0] == {"x": {"a": 1}}
-    assert ParquetDataSource(tmp_path / "x.parquet", ["x.b", "y"])[0] == {"x": {"b": {"c": 2}}, "y": 3}
+    assert ParquetDataSource(tmp_path / "x.parquet", columns=["x.a"])[0] == {"x": {"a": 1}}
+    assert ParquetDataSource(tmp_path / "x.parquet", columns=["x.b", "y"])[0] == {"x": {"b": {"c": 2}}, "y": 3}
     with pytest.raises(ValueError, match=r"has no column 'x\.z'; its columns are 'x', 'y'"):
-        ParquetDataSource(tmp_path / "x.parquet", ["x.z"])
+        ParquetDataSource(tmp_path / "x.parquet", columns=["x.z"])
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -240,7 +240,7 @@ def test_arrow_streams(compression, files, tmp_path):
     assert same([source[index] for index in range(COUNT)], [expected[index] for index in range(COUNT)])
     assert same(list(MapDataset.source(pickle.loads(pickle.dumps(source)))), list(MapDataset.source(expected)))
     with pytest.raises(ValueError, match="has no column 'z'"):
-        ArrowDataSource(path, ["z"])
+        ArrowDataSource(path, columns=["z"])
     content = path.read_bytes()
     for kept in (8, 100, len(content) // 2, len(content) - 8, len(content) - 1):
         path.write_bytes(content[:kept])
@@ -273,7 +273,7 @@ def test_an_encrypted_file_is_told(tmp_path):
         with pytest.raises(ValueError, match=r"x\.parquet (is|has) encrypted.*Pass decryption_properties") as caught:
             ParquetDataSource(path)[0]
         assert not isinstance(caught.value, DamagedFile)
-    assert ParquetDataSource(path, ["b"])[0] == {"b": 2}
+    assert ParquetDataSource(path, columns=["b"])[0] == {"b": 2}
 
 
 # In order.
@@ -425,7 +425,7 @@ def test_a_changed_offset_of_an_arrow_file_is_refused_and_does_not_end_the_proce
                 list(source)
             except DamagedFile as error:
                 assert "y.arrow: record batch 0 cannot be read" in str(error), error
-            assert ArrowDataSource("y.arrow", ["id"])[7] == {"id": 7}
+            assert ArrowDataSource("y.arrow", columns=["id"])[7] == {"id": 7}
         print("alive")
     """
     code, said, errors = run_script(tmp_path, script)

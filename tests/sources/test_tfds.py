@@ -67,7 +67,7 @@ def expected(i):
 
 def test_examples_are_decoded_as_they_were_written(folder):
     for split, count in (("train", 23), ("test", 4)):
-        source = TFDSDataSource(folder, split)
+        source = TFDSDataSource(folder, split=split)
         assert len(source) == count
         found = {int(row["nested"]["x"]): row for row in MapDataset.source(source)}  # TFDS shuffles what it writes
         assert sorted(found) == list(range(count))
@@ -79,7 +79,7 @@ def test_examples_are_decoded_as_they_were_written(folder):
 
 
 def test_pipelines_and_pickles(folder):
-    source = TFDSDataSource(folder, "train")
+    source = TFDSDataSource(folder, split="train")
     ds = MapDataset.source(source).shuffle(seed=1).map(lambda row: {"image": row["image"], "label": row["label"]})
     assert ds.batch(8)[0]["image"].shape == (8, 4, 5, 3)
     check_resumes_anywhere(ds.batch(8).to_iter_dataset())
@@ -88,29 +88,29 @@ def test_pipelines_and_pickles(folder):
 
 
 def test_eight_threads_read_the_right_examples(folder):
-    source = TFDSDataSource(folder, "train")
+    source = TFDSDataSource(folder, split="train")
     read_by_eight_threads(source, [source[index] for index in range(len(source))])
 
 
 def test_stored_features_as_they_are(folder):
-    source = TFDSDataSource(folder, "test", decode=False)
+    source = TFDSDataSource(folder, split="test", decode=False)
     assert source[0]["text"][0].startswith(b"t")
     assert set(source[0]) >= {"image", "nested/x", "steps/obs"}
 
 
 def test_what_is_not_there(folder):
     with pytest.raises(ValueError, match=r"has no split 'validation'; it has 'train', 'test'. Slice a dataset"):
-        TFDSDataSource(folder, "validation")
+        TFDSDataSource(folder, split="validation")
     with pytest.raises(FileNotFoundError):
-        TFDSDataSource(folder / "nothing", "train")
+        TFDSDataSource(folder / "nothing", split="train")
     info = json.loads((folder / "dataset_info.json").read_text())
     (folder / "dataset_info.json").write_text(json.dumps(info | {"fileFormat": "riegeli"}))
     with pytest.raises(ValueError, match="has riegeli files, but Bushel reads only array_record and tfrecord files"):
-        TFDSDataSource(folder, "train")
+        TFDSDataSource(folder, split="train")
     info["splits"][0]["shardLengths"] = ["24"]
     (folder / "dataset_info.json").write_text(json.dumps(info))
     with pytest.raises(ValueError, match=r"the split 'train' should have 24 examples, but it has 23"):
-        TFDSDataSource(folder, "train")
+        TFDSDataSource(folder, split="train")
 
 
 def test_sequences_in_sequences():

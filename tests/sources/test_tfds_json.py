@@ -22,7 +22,7 @@ FILES = ("dataset_info.json", "features.json")
 
 def read_tfds(folder):
     for split in ("train", "test"):
-        source = TFDSDataSource(folder, split)
+        source = TFDSDataSource(folder, split=split)
         [source[index] for index in range(min(len(source), 4))]
 
 

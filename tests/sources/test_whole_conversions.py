@@ -115,6 +115,7 @@ class Conversion:
             source,
             target,
             shards=shards or self.shards,
+            workers=1,  # the store fails in this process
             overwrite=overwrite,
             progress=False,
             target_options={**OPTIONS, **options},
@@ -189,7 +190,7 @@ class Saving:
     def read(self):
         try:
             return [element["text"] for element in sources.open(self.base, storage_options=OPTIONS)]
-        except (FileNotFoundError, sources.source_by_path.UnknownFormat):
+        except (FileNotFoundError, sources.folder_files.UnknownFormat):
             return None
 
     def check(self, store):
@@ -339,7 +340,7 @@ def interrupt(folder, ending="bag", before=3, shards=3, renamed=1):
     """Leaves the folder as a conversion does that is killed after `renamed` of the new shards have their names."""
     write_both(folder)
     if before:
-        convert(folder / "old.txt", folder / f"c.{ending}", shards=before, progress=False)
+        convert(folder / "old.txt", folder / f"c.{ending}", shards=before, workers=1, progress=False)
     real, count = os.replace, 0
 
     def replace(source, target, **options):
@@ -352,7 +353,9 @@ def interrupt(folder, ending="bag", before=3, shards=3, renamed=1):
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt) as error:
         patch.setattr(os, "replace", replace)
-        convert(folder / "new.txt", folder / f"c.{ending}", shards=shards, overwrite=before > 0, progress=False)
+        convert(
+            folder / "new.txt", folder / f"c.{ending}", shards=shards, workers=1, overwrite=before > 0, progress=False
+        )
     return error.value
 
 
@@ -380,7 +383,7 @@ def test_a_source_made_in_between_is_the_one_made_afterwards(tmp_path):
     interrupt(tmp_path, renamed=0)
     between = BagzDataSource(f"{tmp_path}/c-*.bag")
     kept = pickle.dumps(between)
-    assert convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, overwrite=True, progress=False)
+    assert convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, workers=1, overwrite=True, progress=False)
     after = BagzDataSource(f"{tmp_path}/c-*.bag")
     assert between.fingerprint() == after.fingerprint() and repr(between) == repr(after)
     assert texts(pickle.loads(kept)) == texts(between) == NEW
@@ -404,7 +407,7 @@ def test_the_same_command_does_not_convert_again_what_is_complete(tmp_path, monk
         "says where they are, and Bushel reads them from there. Run the same conversion again to complete it."
     )
     monkeypatch.setattr(conversion, "_write_part", None)
-    made = convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, progress=False)
+    made = convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, workers=1, progress=False)
     assert texts(BagzDataSource(made)) == NEW
     assert sorted(os.listdir(tmp_path)) == [*(os.path.basename(name) for name in made), "new.txt", "old.txt"]
 
@@ -412,24 +415,24 @@ def test_the_same_command_does_not_convert_again_what_is_complete(tmp_path, monk
 def test_another_conversion_completes_the_interrupted_one_first(tmp_path):
     interrupt(tmp_path, before=0)
     with pytest.raises(FileExistsError, match=r"c-00000-of-00003\.bag exists already\. Pass overwrite=True"):
-        convert(tmp_path / "old.txt", tmp_path / "c.bag", shards=3, progress=False)
+        convert(tmp_path / "old.txt", tmp_path / "c.bag", shards=3, workers=1, progress=False)
     assert texts(BagzDataSource(f"{tmp_path}/c-*.bag")) == NEW and not list(tmp_path.glob(".c*"))
-    convert(tmp_path / "old.txt", tmp_path / "c.bag", shards=2, overwrite=True, progress=False)
+    convert(tmp_path / "old.txt", tmp_path / "c.bag", shards=2, workers=1, overwrite=True, progress=False)
     assert texts(BagzDataSource(f"{tmp_path}/c-*.bag")) == OLD
 
 
 def test_shards_of_another_number_are_replaced_or_named(tmp_path):
     write_both(tmp_path)
-    convert(tmp_path / "old.txt", tmp_path / "c.bag", shards=4, progress=False)
+    convert(tmp_path / "old.txt", tmp_path / "c.bag", shards=4, workers=1, progress=False)
     told = (
         f"{tmp_path}/c-00000-of-00004.bag exists already: one of 4 files of an earlier conversion to another number of "
         "shards. A pattern would find both. Pass overwrite=True (--overwrite) to replace them, or choose another name."
     )
     with pytest.raises(FileExistsError, match=re.escape(told)):
-        convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, progress=False)
-    convert(tmp_path / "new.txt", tmp_path / "other.bag", shards=3, progress=False)
+        convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, workers=1, progress=False)
+    convert(tmp_path / "new.txt", tmp_path / "other.bag", shards=3, workers=1, progress=False)
     convert(tmp_path / "new.txt", tmp_path / "c.bag", progress=False)  # one file is not a shard
-    convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, overwrite=True, progress=False)
+    convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, workers=1, overwrite=True, progress=False)
     left = [name for name in os.listdir(tmp_path) if name.startswith("c")]
     assert sorted(left) == [*(f"c-0000{number}-of-00003.bag" for number in range(3)), "c.bag"]
     assert texts(BagzDataSource(f"{tmp_path}/c-*.bag")) == NEW
@@ -438,7 +441,7 @@ def test_shards_of_another_number_are_replaced_or_named(tmp_path):
 def test_shards_are_split_anew_under_their_own_names(tmp_path):
     """The sources are the old shards of the target, also if their conversion was interrupted."""
     interrupt(tmp_path)
-    convert(f"{tmp_path}/c-*.bag", tmp_path / "c.bag", shards=2, overwrite=True, progress=False)
+    convert(f"{tmp_path}/c-*.bag", tmp_path / "c.bag", shards=2, workers=1, overwrite=True, progress=False)
     assert texts(BagzDataSource(f"{tmp_path}/c-*.bag")) == NEW and len(list(tmp_path.glob("c-*"))) == 2
 
 
@@ -453,7 +456,7 @@ def test_a_missing_file_of_an_interrupted_conversion_is_named(tmp_path):
         f"since then. Remove {tmp_path}/.c.bag.converting, and convert again."
     )
     with pytest.raises(DamagedFile, match=re.escape(told)):
-        convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, overwrite=True, progress=False)
+        convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, workers=1, overwrite=True, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -477,13 +480,13 @@ def test_a_damaged_journal_is_an_error(change, words, tmp_path):
     with pytest.raises(DamagedFile, match=words):
         BagzDataSource(f"{tmp_path}/c-*.bag")
     with pytest.raises(DamagedFile, match=words):
-        convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, overwrite=True, progress=False)
+        convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, workers=1, overwrite=True, progress=False)
 
 
 def test_patterns_find_no_temporary_file(tmp_path):
     """A conversion that was killed before it was complete leaves files that no pattern takes for shards."""
     write_both(tmp_path)
-    convert(tmp_path / "old.txt", tmp_path / "c.bag", shards=2, progress=False)
+    convert(tmp_path / "old.txt", tmp_path / "c.bag", shards=2, workers=1, progress=False)
     (tmp_path / "c-00000-of-00002.bag.0123456789ab.part").write_bytes(b"half")
     assert texts(BagzDataSource(f"{tmp_path}/c-*")) == OLD
     assert len(file_access.find_files(f"{tmp_path}/c-*.part")) == 1
@@ -492,14 +495,16 @@ def test_patterns_find_no_temporary_file(tmp_path):
 def test_files_that_are_replaced_while_they_are_opened_are_an_error(tmp_path, monkeypatch):
     """Half of the old shards and half of the new ones, opened one after the other, are not taken for a set."""
     write_both(tmp_path)
-    convert(tmp_path / "old.txt", tmp_path / "c.parquet", shards=3, progress=False)
+    convert(tmp_path / "old.txt", tmp_path / "c.parquet", shards=3, workers=1, progress=False)
     real, opened = file_access.open_file, []
 
     def open_file(path, options=None):
         if str(path).endswith(".parquet") and "c-" in str(path):
             opened.append(path)
             if len(opened) == 2:
-                convert(tmp_path / "new.txt", tmp_path / "c.parquet", shards=3, overwrite=True, progress=False)
+                convert(
+                    tmp_path / "new.txt", tmp_path / "c.parquet", shards=3, workers=1, overwrite=True, progress=False
+                )
         return real(path, options)
 
     monkeypatch.setattr(file_access, "open_file", open_file)

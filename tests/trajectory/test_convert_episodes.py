@@ -110,6 +110,13 @@ def test_rlds_to_rlds(rlds, tmp_path, file_format, workers):
     assert RLDSBuilder("robot", tmp_path / "new").splits == {"train": 1}
 
 
+def test_the_number_of_files_does_not_depend_on_the_machine(rlds, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", progress=False)
+    names = sorted(path.name for path in (tmp_path / "new" / "arm" / "1.0.0").glob("*tfrecord*"))
+    assert names == ["arm-train.tfrecord-00000-of-00001", "arm-val.tfrecord-00000-of-00001"]
+
+
 def read_lerobot(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
     info = json.loads((folder / "meta" / "info.json").read_text())
     files = sorted((folder / "meta" / "episodes").rglob("*.parquet"))

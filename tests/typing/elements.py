@@ -55,6 +55,8 @@ assert_type(MapDataset.source(numbers), MapDataset[int])
 assert_type(MapDataset.source(bushel.sources.ArrayDataSource({"x": np.zeros(3)})), MapDataset[Any])
 assert_type(MapDataset.source(bushel.sources.ArrayRecordDataSource("a.array_record")), MapDataset[bytes])
 assert_type(MapDataset.source(bushel.sources.ParquetDataSource("a.parquet")), MapDataset[dict[str, Any]])
+assert_type(bushel.sources.open("a.bagz"), RandomAccessDataSource[Any])
+assert_type(MapDataset.source(bushel.sources.open("a.bagz")), MapDataset[Any])
 assert_type(bushel.experimental.TFRecordIterDataset("a.tfrecord"), bushel.experimental.TFRecordIterDataset)
 for record in bushel.experimental.TFRecordIterDataset("a.tfrecord"):
     assert_type(record, bytes)

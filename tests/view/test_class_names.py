@@ -116,7 +116,7 @@ def test_parquet_files_of_hugging_face(tmp_path):
 
 def test_tfds_folders(tmp_path):
     zipfile.ZipFile(Path(__file__).parents[1] / "data" / "tfds_mine.zip").extractall(tmp_path)
-    source = bushel.sources.TFDSDataSource(tmp_path, "train")
+    source = bushel.sources.TFDSDataSource(tmp_path, split="train")
     assert list_names(source) == {}
     count = 1 + max(int(source[index]["label"]) for index in range(len(source)))
     (tmp_path / "label.labels.txt").write_text("".join(f"class {n}\n" for n in range(count)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import os
 from collections.abc import Callable
 
 from bushel.base import redact
@@ -29,8 +28,12 @@ def add_convert(commands: Commands) -> None:
         "target", help="the file to make, for example train.array_record or s3://bucket/train.bagz; with --to, a folder"
     )
     parser.add_argument("--from", dest="source_format", metavar="FORMAT", help="if the names do not show it")
-    parser.add_argument("--shards", type=int, help="how many files to make (default: one per worker)")
-    parser.add_argument("--workers", type=int, help="processes (default: one per core), or actors")
+    parser.add_argument(
+        "--shards", type=int, help="how many files to make (default: one; of episodes, one for each 50,000 frames)"
+    )
+    parser.add_argument(
+        "--workers", type=int, help="processes (default: one per core, at most one per file), or actors"
+    )
     parser.add_argument("--no-verify", action="store_true", help="do not read back what was written")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--round-floats", action="store_true", help="float64 columns of Parquet files become float32")
@@ -102,16 +105,14 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
-def _count_workers(options: argparse.Namespace) -> int:
-    return (os.cpu_count() or 1) if options.workers is None else options.workers
-
-
 def _choose_converter(options: argparse.Namespace) -> Callable[..., list[str]]:
     """What converts: processes of this machine, or actors of a Ray cluster."""
     if not options.ray:
         from bushel.sources.conversion import convert
 
-        return functools.partial(convert, shards=options.shards, workers=_count_workers(options))
+        return functools.partial(
+            convert, shards=1 if options.shards is None else options.shards, workers=options.workers
+        )
     from bushel import ray
 
     actors = ray.RayOptions(num_workers=options.workers)
@@ -162,7 +163,7 @@ def _convert_episodes(options: argparse.Namespace) -> int:
         file_format=options.file_format,
         image_format=options.image_format,
         shards=_count_shards(options) if options.ray else options.shards,
-        workers=_count_workers(options),
+        workers=options.workers,
         verify=not options.no_verify,
         overwrite=options.overwrite,
         storage_options=source_options,

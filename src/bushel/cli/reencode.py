@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from bushel.base import redact
@@ -21,7 +20,7 @@ def add_reencode(commands: Commands) -> None:
     parser.add_argument("source", help="the folder of the data set")
     parser.add_argument("target", help="the new folder")
     add_video_options(parser)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    parser.add_argument("--workers", type=int, help="processes (default: one per core)")
     parser.add_argument("--no-verify", action="store_true", help="do not decode what was written")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_reencode)

@@ -165,7 +165,7 @@ def _list_entries(episode: Mapping[str, Any]) -> Iterator[Column]:
 
 def _inspect_lerobot(facts: Facts, path: str, options: Options | None, scan: bool) -> Facts:
     """LeRobot data sets say all of this in their folder `meta`. With `scan` rows and videos are read, too."""
-    folder = LeRobotFolder(path, options)
+    folder = LeRobotFolder(path, storage_options=options)
     info = folder.info
     facts.details |= {
         "version": info.get("codebase_version", ""),

@@ -12,11 +12,12 @@ from bushel.inspection import array_formats, episode_formats, record_formats
 from bushel.inspection.facts import Facts, list_columns
 from bushel.sources import file_access
 from bushel.sources.file_formats import find_format, is_array_file, is_whole_file, list_endings
+from bushel.sources.folder_files import find_folder_files
+from bushel.sources.folder_listing import Listing, explain_web_folder, file_exists, is_folder, is_web
 from bushel.sources.output_folders import join_path
 from bushel.sources.paths import Options, expand_path, is_url
 from bushel.sources.saved_elements import MANIFEST, Manifest
-from bushel.trajectory.episode_paths import Listing, explain_web_folder, file_exists, find_kind, is_web
-from bushel.view.paths import find_folder_files, is_folder
+from bushel.trajectory.episode_paths import find_kind
 from bushel.view.scripts import is_python_target, is_script, show_target
 from bushel.view.targets import as_dataset, load_target
 

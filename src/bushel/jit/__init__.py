@@ -2,7 +2,7 @@
 
 >>> import numpy as np
 >>> from bushel.jit import ArraySource, BatchTransform, DataLoader
->>> loader = DataLoader([ArraySource({"x": np.arange(10)}), BatchTransform(4, pad_last_batch=True)])
+>>> loader = DataLoader([ArraySource({"x": np.arange(10)}), BatchTransform(4)])
 >>> state, total, _ = loader.scan_epoch(loader.init_state(0), 0, lambda total, batch, mask: (total + mask.sum(), None))
 >>> int(total)
 10

@@ -22,7 +22,7 @@ def count_batches(length: int, size: int, remainder: str) -> int:
 
 
 def make_batches(inner: Source, size: int, remainder: str) -> Source:
-    """Return batches of any source. `remainder` is "pad", "drop" or "wrap", for the last elements of an epoch."""
+    """Return batches of any source. For `remainder` see `BatchTransform`."""
     if not isinstance(inner, IndexedSource):
         return BatchedStream(inner, size, remainder)
     if inner.shards > 1 and inner.shape:

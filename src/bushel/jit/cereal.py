@@ -25,7 +25,7 @@ from bushel.jit.source import Source
 
 
 class BatchTransform(common_transforms.BatchTransform):
-    """`bushel.jit.BatchTransform` with cereal's default: the last batch is padded, unless `drop_last` is True."""
+    """`bushel.jit.BatchTransform` with cereal's arguments. `pad_last_batch=False` wraps, which is cyreal's default."""
 
     def __init__(
         self,
@@ -34,8 +34,9 @@ class BatchTransform(common_transforms.BatchTransform):
         pad_last_batch: bool | None = None,
         element_spec_override: Any = None,
     ):
-        pad = not drop_last if pad_last_batch is None else pad_last_batch and not drop_last
-        super().__init__(batch_size, drop_last, pad, element_spec_override)
+        pad = pad_last_batch is None or pad_last_batch
+        remainder = "drop" if drop_last else "pad" if pad else "wrap"
+        super().__init__(batch_size, remainder=remainder, element_spec_override=element_spec_override)
 
 
 class MNISTDiskSource(DiskSampleSource):

@@ -8,31 +8,40 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from bushel.base import checks, trees
+from bushel.base.hints import explains_creation
 from bushel.jit.batches import make_batches
 from bushel.jit.source import Source, Tree
 from bushel.jit.transform_base import ElementTransform, Transform, check_callable, check_spec
 from bushel.jit.uint32 import LIMIT
 
+Remainder = Literal["pad", "drop", "wrap"]
+_REMAINDERS = ("pad", "drop", "wrap")
 
+
+@explains_creation(
+    drop_last='Write `BatchTransform(4, remainder="drop")`.',
+    pad_last_batch='Write `remainder="pad"`, which is the default, or `remainder="wrap"`.',
+    drop_remainder='Write `BatchTransform(4, remainder="drop")`.',
+)
 @dataclasses.dataclass(frozen=True)
 class BatchTransform(Transform):
     """Collect `batch_size` elements into a batch, with a mask that has one boolean per element.
 
-    The arguments say what happens to the last elements of an epoch if they do not fill a batch:
+    `remainder` says what happens to the last elements of an epoch if they do not fill a batch:
 
-    - `pad_last_batch=True`: rows of zeros fill the batch, with False in the mask. The host's `.batch(n).repeat()`.
-    - `drop_last=True`: they are left out. The host's `.batch(n, drop_remainder=True).repeat()`.
-    - neither: elements of the next epoch fill the batch. The host's `.repeat().batch(n)`.
+    - "pad", the default: rows of zeros fill the batch, with False in the mask. The host's `.batch(n).repeat()`.
+    - "drop": they are left out. The host's `.batch(n, drop_remainder=True).repeat()`.
+    - "wrap": elements of the next epoch fill the batch, with True in the mask. The host's `.repeat().batch(n)`.
 
     >>> import numpy as np
     >>> from bushel.jit import ArraySource
-    >>> batches = BatchTransform(2, pad_last_batch=True)(ArraySource(np.arange(3), "sequential"))
+    >>> batches = BatchTransform(2)(ArraySource(np.arange(3), "sequential"))
     >>> state = batches.init_state()
     >>> for _ in range(2):
     ...     value, mask, state = batches.next(state)
@@ -42,22 +51,24 @@ class BatchTransform(Transform):
     """
 
     batch_size: int
-    drop_last: bool = False
-    pad_last_batch: bool = False
-    element_spec_override: Tree = None
+    remainder: Remainder = dataclasses.field(default="pad", kw_only=True)
+    element_spec_override: Tree = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         checks.positive(self.batch_size, "batch_size")
-        if self.drop_last and self.pad_last_batch:
+        if self.remainder == "keep":
             raise ValueError(
-                "Give drop_last or pad_last_batch, not both: the last elements are either left out or padded."
+                "Inside jit all batches have one shape, so a shorter last batch cannot be kept. Write "
+                'remainder="pad": rows of zeros fill it, with False in the mask.'
             )
+        if self.remainder not in _REMAINDERS:
+            raise ValueError(f"remainder must be one of {', '.join(_REMAINDERS)}; got {self.remainder!r}.")
 
     def __call__(self, inner: Source) -> Source:
         length = inner.steps_per_epoch
-        if self.drop_last and length < self.batch_size:
+        if self.remainder == "drop" and length < self.batch_size:
             raise ValueError(
-                f"drop_last=True with batch_size={self.batch_size} leaves no batch: an epoch has {length} elements."
+                f'remainder="drop" with batch_size={self.batch_size} leaves no batch: an epoch has {length} elements.'
             )
         check_spec(inner.element_spec(), self.element_spec_override, "BatchTransform")
         if length + self.batch_size > LIMIT:
@@ -65,8 +76,7 @@ class BatchTransform(Transform):
                 f"Inside jit an epoch and a batch together can have at most 2**31 elements, got {length} and "
                 f"{self.batch_size}."
             )
-        remainder = "drop" if self.drop_last else "pad" if self.pad_last_batch else "wrap"
-        return make_batches(inner, self.batch_size, remainder)
+        return make_batches(inner, self.batch_size, self.remainder)
 
 
 @dataclasses.dataclass(frozen=True)

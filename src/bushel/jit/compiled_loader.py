@@ -85,7 +85,7 @@ class DataLoader:
         batch_size="Write `DataLoader([source, BatchTransform({0})])`.",
         shuffle='Write `ArraySource(arrays, ordering="shuffle")`.',
         num_workers="Leave it out: the data are on the device, and the loader is a part of the compiled program.",
-        drop_last="Write `BatchTransform(4, pad_last_batch=False)`.",
+        drop_last='Write `BatchTransform(4, remainder="drop")`.',
         collate_fn="Write `batch_transform=...`: a function of a batch.",
     )
     def __init__(self, pipeline: Source | Sequence[Any], batch_transform: Callable[[Tree], Tree] | None = None):

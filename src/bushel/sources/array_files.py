@@ -16,6 +16,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, TooLarge
+from bushel.base.hints import explains_arguments
 from bushel.base.install import install_command
 from bushel.sources import file_access, size_limits
 from bushel.sources.paths import Options, Path, expand_path, is_url
@@ -53,7 +54,8 @@ class _Unreadable(ValueError):
     """An array does not exist, or has an unsupported type. The file is not damaged."""
 
 
-def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_options: Options | None = None) -> Any:
+@explains_arguments('Write `load_arrays(path, columns=["x"])`.')
+def load_arrays(path: Path, *, columns: Sequence[str] | None = None, storage_options: Options | None = None) -> Any:
     """Loads the array of an `.npy` file, or a dict of the arrays of an `.npz` or `.safetensors` file.
 
     Pass the result to `ArrayDataSource`. Local files are mapped, so a pickle of the source holds the path and not the
@@ -62,7 +64,7 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
 
     Args:
       path: a file or URL. Its ending says which format it has.
-      names: load only these arrays; all by default.
+      columns: load only these arrays; all by default.
       storage_options: options of the store that holds the file.
 
     >>> import os, tempfile
@@ -76,18 +78,18 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
     shown, kind = redact.show(text), redact.remove_query(text).rpartition(".")[2]
     if kind not in _READERS:
         raise ValueError(f"{shown} is not an array file: its name must end in .npy, .npz or .safetensors.")
-    if kind == "npy" and names is not None:
-        raise ValueError(f"{shown}: an .npy file has one array without a name. Leave out names={names!r}.")
+    if kind == "npy" and columns is not None:
+        raise ValueError(f"{shown}: an .npy file has one array without a name. Leave out columns={columns!r}.")
     file = file_access.open_file(text, storage_options)
     content = io.BytesIO(file.read(0, file.size)) if is_url(text) else None
     try:
         found = _READERS[kind](text, content)
         if kind == "npy":
             return found[""]()
-        for name in names or ():
+        for name in columns or ():
             if name not in found:
                 raise _Unreadable(f"has no array {name!r}; it has {', '.join(map(repr, found))}.")
-        return {name: found[name]() for name in (found if names is None else names)}
+        return {name: found[name]() for name in (found if columns is None else columns)}
     except ImportError:
         raise
     except TooLarge as error:

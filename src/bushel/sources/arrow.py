@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from bushel.base.errors import DamagedFile
+from bushel.base.hints import explains_arguments
 from bushel.base.state_names import in_states
 from bushel.sources.local_files import File
 from bushel.sources.optional_packages import import_package
-from bushel.sources.paths import Options, is_url
+from bushel.sources.paths import Options, Paths, is_url
 from bushel.sources.table_files import UNREADABLE, TableSource, check_names
 
 _KEPT_BYTES = 256 << 20
@@ -40,7 +41,8 @@ class ArrowDataSource(TableSource):
 
     part = "record batch"
 
-    def __init__(self, paths: Any, columns: Sequence[str] | None = None, *, storage_options: Options | None = None):
+    @explains_arguments('Write `ArrowDataSource(paths, columns=["text"])`.')
+    def __init__(self, paths: Paths, *, columns: Sequence[str] | None = None, storage_options: Options | None = None):
         super().__init__(paths, columns, _KEPT_BYTES, storage_options)
 
     def _make_file_cache(self) -> Any:

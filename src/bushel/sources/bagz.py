@@ -16,7 +16,7 @@ from bushel.base.state_names import in_states
 from bushel.sources import decompression, file_access
 from bushel.sources.local_files import File, LocalFile, read_each
 from bushel.sources.mapped_reads import MappedReads
-from bushel.sources.paths import Options
+from bushel.sources.paths import Options, Paths
 from bushel.sources.record_files import RecordReader, RecordSource, copy_records
 from bushel.sources.shard_journals import final_name
 
@@ -46,7 +46,7 @@ class BagzDataSource(RecordSource):
 
     def __init__(
         self,
-        paths: Any,
+        paths: Paths,
         *,
         compressed: bool | None = None,
         separate_limits: bool = False,

@@ -227,8 +227,8 @@ def convert(
     target: Path,
     *,
     source_format: str | None = None,
-    shards: int | None = None,
-    workers: int = 1,
+    shards: int = 1,
+    workers: int | None = None,
     verify: bool = True,
     overwrite: bool = False,
     round_floats: bool = False,
@@ -245,8 +245,9 @@ def convert(
         becomes "name-00000-of-00008.ending". A file for a store is first written to the folder for temporary files,
         which needs room for one shard per worker.
       source_format: the format of sources whose names do not show it: "tfrecord", "parquet" and so on.
-      shards: the number of output files; by default the number of workers.
-      workers: the number of processes that write. A script that calls this needs no `if __name__ == "__main__"`.
+      shards: the number of output files.
+      workers: the number of processes that write, each of them one file at a time; by default one per core, and not
+        more than files. A script that calls this needs no `if __name__ == "__main__"`.
       verify: whether to read the output files and compare them with the sources.
       overwrite: whether to replace existing files.
       round_floats: whether to round float64 columns of Parquet files to float32, the only floats of a
@@ -274,9 +275,9 @@ def convert(
         raise ValueError(f"{shown} cannot be written: its name should end in {_list_endings(_WRITERS)}.")
     if kind in ("bag", "bagz") and bagz.expand_shards(text, None) != [text]:
         raise ValueError(f"{shown} is a name for reading several files. Write the target without @, and pass shards.")
-    workers = checks.positive(workers, "workers")
-    count = checks.positive(workers if shards is None else shards, "shards")
-    names = _shard_names(text, count)
+    shards = checks.positive(shards, "shards")
+    workers = _count_workers(workers, shards)
+    names = _shard_names(text, shards)
     for name in names:
         if os.path.isdir(folder.path(name)):
             raise IsADirectoryError(f"{folder.path(name)} is a folder, which a file cannot replace. Remove it first.")
@@ -297,7 +298,7 @@ def convert(
             return made
         check_old(shard_switch.find_shards(folder, text, names))
     total = sum(piece.high - piece.low for piece in ranges)
-    bounds = np.linspace(0, total, count + 1).astype(int).tolist()
+    bounds = np.linspace(0, total, shards + 1).astype(int).tolist()
     mark = shard_journals.make_mark()
     with shard_switch.discarding(folder, names, mark), folder.drafting():
         parts = [
@@ -313,6 +314,18 @@ def convert(
             )
     shard_switch.replace(folder, text, names, mark, identity, check_old)  # only when all files are complete
     return made
+
+
+def _count_workers(given: int | None, shards: int) -> int:
+    """How many processes write. A file is written by one process, so the number of files is a limit."""
+    if given is None:
+        return min(shards, os.cpu_count() or 1)
+    if checks.positive(given, "workers") > shards:
+        raise ValueError(
+            f"workers={given} have no work with shards={shards}, because a process writes a whole file. Pass "
+            f"shards={given} (--shards {given}) or more, or fewer workers."
+        )
+    return given
 
 
 def _exists_error(folder: Folder, names: list[str], old: list[str]) -> FileExistsError:

@@ -54,7 +54,7 @@ def _list_leaves(layout: Layout) -> Iterator[Layout]:
         yield layout
 
 
-_INSTEAD = 'Map it to a dict of arrays, numbers and texts, or save it with format="array_record".'
+_INSTEAD = 'Map it to a dict of arrays, numbers and texts, or save it with format="bag".'
 
 
 def _arrow_type(arrow: Any, leaf: Layout, path: str) -> Any:
@@ -101,7 +101,7 @@ class RowWriter:
                     raise ValueError(
                         f"{name} has {array.ndim} axes, but it had one axis in the first element. A Parquet column "
                         "needs the same number of axes in all elements. Reshape it, or save with "
-                        'format="array_record".'
+                        'format="bag".'
                     )
                 value = array.astype(array.dtype.newbyteorder("="), copy=False).ravel()
                 value = value.tolist() if array.dtype.kind in "US" else value
@@ -127,7 +127,7 @@ class RowWriter:
         except UnicodeEncodeError as error:
             raise ValueError(
                 f"{field.name} holds a text that is not valid Unicode ({error.reason}), which Parquet cannot store. "
-                'Save it as bytes, or with format="array_record".'
+                'Save it as bytes, or with format="bag".'
             ) from None
 
     def close(self) -> None:

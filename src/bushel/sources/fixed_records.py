@@ -9,6 +9,7 @@ import numpy as np
 
 from bushel.base import checks, memory
 from bushel.base.blocks import Columns
+from bushel.base.hints import explains_arguments
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.state_names import in_states
 from bushel.sources.record_files import RecordSource
@@ -26,7 +27,7 @@ class FixedRecords:
     >>> from bushel.sources import BagzDataSource, FixedRecords
     >>> data = np.arange(6, dtype="<i4").tobytes()
     >>> _ = path.write_bytes(data + np.array([12, 24], "<u8").tobytes())
-    >>> FixedRecords(BagzDataSource(path), np.int32, (3,))[1]
+    >>> FixedRecords(BagzDataSource(path), dtype=np.int32, shape=(3,))[1]
     array([3, 4, 5], dtype=int32)
     """
 
@@ -34,7 +35,8 @@ class FixedRecords:
     reads_in_place = True
     """`__getitems__` makes its arrays with `memory.output`, and no function of the user's sees them meanwhile."""
 
-    def __init__(self, source: RecordSource, dtype: Any, shape: Sequence[int] = ()):
+    @explains_arguments("Write `FixedRecords(source, dtype=np.int32, shape=(3,))`.")
+    def __init__(self, source: RecordSource, *, dtype: Any, shape: Sequence[int] = ()):
         self._source = source
         self._dtype = np.dtype(dtype)
         self._shape = tuple(checks.integer(size, "an axis of shape") for size in shape)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile, OtherFile
+from bushel.base.hints import explains_arguments
 from bushel.base.state_names import in_states
 from bushel.index import words
 from bushel.sources import file_access
@@ -19,7 +20,7 @@ from bushel.sources.array_stores import ArrayFormat, ArraySource
 from bushel.sources.hdf5_links import check_inside, check_link
 from bushel.sources.local_files import as_stream, changed_error
 from bushel.sources.optional_packages import import_package
-from bushel.sources.paths import Options, is_url
+from bushel.sources.paths import Options, Paths, is_url
 
 _ENDINGS = (".h5", ".hdf5")
 _CHECKSUM_BYTES = 4
@@ -35,7 +36,7 @@ class HDF5DataSource(ArraySource):
 
     Args:
       paths: one or many files, patterns or URLs. A folder stands for its files that end in ".h5" or ".hdf5".
-      names: read only these datasets, such as "train/images". A link may be named too. By default all datasets are
+      columns: read only these datasets, such as "train/images". A link may be named too. By default all datasets are
         read, each once.
       group: which groups are records, such as `data/*`. `/` makes each whole file a record.
       allow_other_files: read also datasets that lie in other files: those with external storage, those behind external
@@ -50,17 +51,18 @@ class HDF5DataSource(ArraySource):
     {'actions': array([3, 4, 5])}
     """
 
+    @explains_arguments('Write `HDF5DataSource(paths, columns=["train/x"])`.')
     def __init__(
         self,
-        paths: Any,
-        names: Sequence[str] | None = None,
+        paths: Paths,
         *,
+        columns: Sequence[str] | None = None,
         group: str | None = None,
         allow_other_files: bool = False,
         storage_options: Options | None = None,
     ):
         make = functools.partial(HDF5Format, allow_other_files=bool(allow_other_files))
-        super().__init__(_find_files(paths, storage_options), make, names, group, storage_options)
+        super().__init__(_find_files(paths, storage_options), make, columns, group, storage_options)
 
 
 def _find_files(paths: Any, options: Options | None) -> list[str]:

@@ -11,12 +11,13 @@ import numpy as np
 from bushel.base import checks, redact
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile
+from bushel.base.hints import explains_arguments
 from bushel.base.state_names import in_states
 from bushel.index import words
 from bushel.sources.arrow_rows import ArrowRows
 from bushel.sources.joined_stores import JoinedStores, Store, find_stores
 from bushel.sources.optional_packages import import_package
-from bushel.sources.paths import Options, is_url
+from bushel.sources.paths import Options, Paths, is_url
 
 T = TypeVar("T")
 
@@ -35,11 +36,12 @@ class LanceDataSource(JoinedStores):
       storage_options: options of the store, as the `lance` package takes them.
     """
 
+    @explains_arguments('Write `LanceDataSource(paths, columns=["text"])`.')
     def __init__(
         self,
-        paths: Any,
-        columns: Sequence[str] | None = None,
+        paths: Paths,
         *,
+        columns: Sequence[str] | None = None,
         version: int | None = None,
         storage_options: Options | None = None,
     ):

@@ -13,6 +13,7 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch
+from bushel.base.hints import explains_arguments
 from bushel.base.state_names import in_states
 from bushel.sources import file_access
 from bushel.sources.arrow_rows import to_array, to_storage
@@ -20,7 +21,7 @@ from bushel.sources.handle_pool import HandlePool
 from bushel.sources.local_files import File, as_stream
 from bushel.sources.optional_packages import import_package
 from bushel.sources.parquet_sizes import check_sizes, remember_footer
-from bushel.sources.paths import Options, is_url
+from bushel.sources.paths import Options, Paths, is_url
 from bushel.sources.protocol import SequentialReader
 from bushel.sources.table_files import UNREADABLE, TableSource, check_names
 
@@ -103,11 +104,12 @@ class ParquetDataSource(TableSource):
 
     part = "row group"
 
+    @explains_arguments('Write `ParquetDataSource(paths, columns=["text"])`.')
     def __init__(
         self,
-        paths: Any,
-        columns: Sequence[str] | None = None,
+        paths: Paths,
         *,
+        columns: Sequence[str] | None = None,
         cache_bytes: int = 256 << 20,
         storage_options: Options | None = None,
     ):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bushel.base import redact
 
 Path = str | os.PathLike[str]
+Paths = Path | Iterable[Path]
 Options = Mapping[str, Any]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

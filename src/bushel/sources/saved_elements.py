@@ -16,9 +16,11 @@ from bushel.sources import element_records, file_access
 from bushel.sources.element_records import Layout
 from bushel.sources.element_rows import decode_row
 from bushel.sources.output_folders import join_path
-from bushel.sources.paths import normalize_path
+from bushel.sources.paths import Options, Path, normalize_path
 
 MANIFEST = "bushel.json"
+PROGRESS = ".saving.json"
+"""The file that `ds.save` writes into a folder whose files are not complete."""
 VERSION = 1
 
 
@@ -93,6 +95,7 @@ def _open_parquet(paths: list[str], options: Any) -> Any:
 
 SOURCES: dict[str, Callable[[list[str], Any], Any]] = {
     "array_record": _open_array_record,
+    "bag": _open_bagz,
     "bagz": _open_bagz,
     "parquet": _open_parquet,
     "tfrecord": _open_tfrecord,
@@ -105,20 +108,20 @@ class SavedDataSource:
     """The elements that `ds.save(folder)` wrote, by position: the same trees, dtypes and values.
 
     Args:
-      folder: the folder of `ds.save`, local or in an object store.
+      path: the folder of `ds.save`, local or in an object store.
       storage_options: options of the store, such as its region.
 
     >>> import tempfile
     >>> import bushel
     >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = bushel.MapDataset.range(3).map(lambda x: {"x": np.full(2, x)}).save(folder.name, format="bagz")
+    >>> _ = bushel.MapDataset.range(3).map(lambda x: {"x": np.full(2, x)}).save(folder.name)
     >>> SavedDataSource(folder.name)[2]
     {'x': array([2, 2])}
     >>> folder.cleanup()
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None):
-        self._folder = normalize_path(folder).rstrip("/")
+    def __init__(self, path: Path, *, storage_options: Options | None = None):
+        self._folder = normalize_path(path).rstrip("/")
         file = file_access.open_file(join_path(self._folder, MANIFEST), storage_options)
         self._manifest = Manifest.parse(file.read(0, file.size), file.name)
         paths = [

@@ -3,58 +3,138 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from bushel.base import redact
 from bushel.base.errors import UnknownFormat
-from bushel.sources import file_access, file_formats
-from bushel.sources.memory_sources import ArrayDataSource
+from bushel.sources import file_formats, folder_files
+from bushel.sources.folder_listing import explain_web_folder, file_exists, is_folder, is_web
 from bushel.sources.output_folders import join_path
-from bushel.sources.saved_elements import MANIFEST, SavedDataSource
+from bushel.sources.paths import Options, Path, expand_path
+from bushel.sources.protocol import RandomAccessDataSource
+from bushel.sources.saved_elements import MANIFEST, PROGRESS, SavedDataSource
 
-_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_SAVED = re.compile(r"(^|/)part-\d{5}\.(array_record|bag|bagz|parquet|tfrecord)$")
+"""The names of the files that `ds.save` writes."""
+
+_EPISODES = "bushel.trajectory.episode_paths"
+"""The module of a higher layer that knows data sets of episodes. It is imported when a path may be one."""
 
 
-def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> Any:
+def open(
+    path: Path,
+    *,
+    columns: Sequence[str] | None = None,
+    split: str | None = None,
+    storage_options: Options | None = None,
+) -> RandomAccessDataSource[Any]:
     """Opens a file, a pattern or a folder with the source of its format, which the ending or the folder's files show.
 
-    For a folder that `ds.save` wrote, the records are the saved elements. For a data set that TFDS has prepared (also
-    RLDS), they are the decoded examples of its only split. For other formats see their sources in `bushel.sources`.
+    This opens all that `bushel inspect` reads, but for files that can only be read in order (`.tar`, `.tfrecord.gz`).
+    The records of a folder that `ds.save` wrote are the saved elements. Those of a data set of TFDS or RLDS are the
+    decoded examples of a split; those of a LeRobot folder, its rows (`LeRobotSource`); those of other data sets of
+    robots, raw trajectories. Of a folder of files of one format, all files are read. For other formats see
+    `bushel.sources`.
 
     Args:
       path: a file, a pattern such as `train-*.parquet` or `train.tfrecord-*`, or a folder, local or in an object store.
+      columns: read only these columns or arrays, of formats that have some; all by default.
+      split: which split of a data set that has several, such as "train".
       storage_options: options of the object store.
 
     >>> import tempfile
     >>> import bushel
     >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = bushel.MapDataset.range(3).map(str).save(folder.name, format="bagz")
+    >>> _ = bushel.MapDataset.range(3).map(str).save(folder.name)
     >>> list(bushel.MapDataset.source(open(folder.name)))
     ['0', '1', '2']
     >>> folder.cleanup()
     """
-    text = os.fspath(path)
-    options: dict[str, Any] = {} if storage_options is None else {"storage_options": storage_options}
+    text = expand_path(path)
     found = file_formats.find_format(text)
-    if found is not None and found.source is not None:
-        opened = found.load_source()(text, **options)
-        return ArrayDataSource(opened) if file_formats.is_array_file(found) else opened
-    if _file_exists(join_path(text, MANIFEST), storage_options):
-        return SavedDataSource(text, storage_options=storage_options)
-    if _file_exists(join_path(text, "dataset_info.json"), storage_options):
-        tfds = importlib.import_module("bushel.sources.tfds")
-        return tfds.TFDSDataSource(text, tfds.get_only_split(text, storage_options), **options)
+    if columns is None and (found is None or found.name == "HDF5"):
+        episodes = _open_episodes(text, split, storage_options)
+        if episodes is not None:
+            return episodes
+    return open_records(text, columns=columns, split=split, options=storage_options)
+
+
+def _open_episodes(text: str, split: str | None, options: Options | None) -> RandomAccessDataSource[Any] | None:
+    """The source of a data set of robots; None if there is none at the path, or one that TFDS has prepared."""
+    if file_exists(join_path(text, MANIFEST), options) or file_exists(join_path(text, "dataset_info.json"), options):
+        return None
+    module = importlib.import_module(_EPISODES)
+    kind = module.find_kind(text, options)
+    if kind is None:
+        return None
+    if kind == "lerobot":
+        if split is not None:
+            raise ValueError(
+                f"{redact.show(text)} is a LeRobot data set, which `open` reads as a whole. Leave out split={split!r}, "
+                "or write `bushel.trajectory.LeRobotSource(path, episodes=[0, 1])`."
+            )
+        return importlib.import_module("bushel.trajectory").LeRobotSource(text, storage_options=options)
+    builder = module.open_path(text, kind, options)
+    if kind == "rlds":
+        return _open_tfds(builder.folder, split, options)
+    return builder.episodes(split or "all")
+
+
+def open_records(
+    text: str,
+    *,
+    columns: Sequence[str] | None = None,
+    split: str | None = None,
+    options: Options | None = None,
+) -> RandomAccessDataSource[Any]:
+    """The same as `open`, for what is not a data set of robots."""
+    found = file_formats.find_format(text)
+    whole = found is None and file_formats.is_whole_file(text)
+    if found is None and not whole and file_exists(join_path(text, "dataset_info.json"), options):
+        _refuse(text, "columns", columns)
+        return _open_tfds(text, split, options)
+    _refuse(text, "split", split)
+    if found is not None or whole:
+        return folder_files.open_files(found, [text], columns, options)
+    if file_exists(join_path(text, MANIFEST), options):
+        _refuse(text, "columns", columns)
+        return SavedDataSource(text, storage_options=options)
+    if is_web(text):
+        raise explain_web_folder(text)
+    if is_folder(text, options):
+        kind, files = folder_files.find_folder_files(text, options)
+        _refuse_unfinished(text, files, options)
+        return folder_files.open_files(kind, files, columns, options)
     raise UnknownFormat(_explain_unknown(text))
+
+
+def _refuse_unfinished(text: str, files: Sequence[str], options: Options | None) -> None:
+    """Raises an error for a folder that `ds.save` has not completed: without its manifest, files are mere bytes."""
+    if file_exists(join_path(text, PROGRESS), options) or any(map(_SAVED.search, files)):
+        raise UnknownFormat(
+            f"{redact.show(text)} has files of `ds.save`, but no {MANIFEST}: the saving was interrupted. Run the "
+            f"program that saves again, and it completes the folder. If something else wrote these files, name "
+            f"them with a pattern: '{redact.show(text.rstrip('/'))}/part-*'."
+        )
+
+
+def _open_tfds(folder: str, split: str | None, options: Options | None) -> RandomAccessDataSource[Any]:
+    tfds = importlib.import_module("bushel.sources.tfds")
+    chosen = tfds.get_only_split(folder, options) if split is None else split
+    return tfds.TFDSDataSource(folder, split=chosen, storage_options=options)
+
+
+def _refuse(text: str, name: str, value: Any) -> None:
+    if value is not None:
+        raise ValueError(f"{redact.show(text)} has no {name}. Leave out {name}={value!r}.")
 
 
 def _explain_unknown(text: str) -> str:
     """Why a path cannot be opened, with the call that opens what is there."""
     shown = redact.show(text)
-    if "://" not in text and os.path.isdir(text):
-        return _explain_folder(text, shown)
     if re.fullmatch(r"[\w-]+(/[\w.-]+)?", text) and not os.path.exists(text):
         return (
             f"{shown} does not exist here. For a data set of the Hugging Face Hub, write "
@@ -67,38 +147,3 @@ def _explain_unknown(text: str) -> str:
         "that ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources; "
         "`bushel.sources.FileDataSource(path)` reads files of any format as bytes."
     )
-
-
-_SOME = 1000
-"""So many files of a folder are looked at, to see which formats are in it."""
-
-
-def _explain_folder(text: str, shown: str) -> str:
-    """What a folder holds, and the call that opens it."""
-    if os.path.exists(os.path.join(text, "meta", "info.json")):
-        return f"{shown} is a LeRobot data set. Write `bushel.trajectory.LeRobotSource({shown!r})`."
-    files = (os.path.join(above, name) for above, _, names in os.walk(text) for name in names)
-    endings: dict[str, list[str]] = {}
-    for file in itertools.islice(files, _SOME):
-        ending = file_formats.find_ending(file)
-        endings.setdefault(ending, []).append(file)
-    if not endings:
-        return f"{shown} is a folder without files. Name the folder or the files that hold the data."
-    ending, found = max(endings.items(), key=lambda entry: len(entry[1]))
-    folders = "" if all(os.path.dirname(file) == text.rstrip("/") for file in found) else "**/"
-    sharded = "*" if any(not file.lower().endswith(ending) for file in found) else ""
-    pattern = repr(f"{shown.rstrip('/')}/{folders}*{ending}{sharded}")
-    if ending in file_formats.list_endings():
-        call = f"`bushel.sources.open({pattern})`"
-    else:
-        decode = ", and decode their bytes with `bushel.sources.decode_image`" if ending in _IMAGES else ""
-        call = f"`bushel.sources.FileDataSource({pattern})` for records of whole files{decode}"
-    return f"{shown} is a folder of {ending or 'other'} files. Write {call}."
-
-
-def _file_exists(path: str, storage_options: dict[str, Any] | None) -> bool:
-    try:
-        file_access.open_file(path, storage_options)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        return False
-    return True

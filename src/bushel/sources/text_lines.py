@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from bushel.base import redact
@@ -11,7 +9,7 @@ from bushel.base.progress import Progress
 from bushel.base.state_names import in_states
 from bushel.sources.compressed_files import decompress_file
 from bushel.sources.local_files import File
-from bushel.sources.paths import Options
+from bushel.sources.paths import Options, Paths
 from bushel.sources.record_files import RecordReader, RecordSource, copy_records
 
 _WINDOW = 8 << 20
@@ -32,7 +30,7 @@ class LineDataSource(RecordSource):
     b'{"a": 2}'
     """
 
-    def __init__(self, paths: Any, *, storage_options: Options | None = None):
+    def __init__(self, paths: Paths, *, storage_options: Options | None = None):
         super().__init__(paths, storage_options)
 
     def _make_reader(self, file: File) -> RecordReader:

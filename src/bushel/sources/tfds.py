@@ -17,6 +17,7 @@ import numpy as np
 from bushel.base import redact
 from bushel.base.contract import optional
 from bushel.base.errors import DamagedFile, TooLarge
+from bushel.base.hints import explains_arguments
 from bushel.base.state_names import in_states
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.decompression import decompress_zlib
@@ -41,14 +42,14 @@ from bushel.sources.tfrecord import TFRecordDataSource
 FORMATS: dict[str, type[RecordSource]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
 
 
-def get_only_split(folder: Path, storage_options: Options | None = None) -> str:
+def get_only_split(path: Path, storage_options: Options | None = None) -> str:
     """The name of the only split of a data set. Several splits, or none, are an error."""
-    text = expand_path(folder).rstrip("/")
+    text = expand_path(path).rstrip("/")
     splits = list(split_entries(read_json(f"{text}/dataset_info.json", storage_options)))
     if len(splits) != 1:
         raise ValueError(
             f"{redact.show(text)} has the splits {', '.join(map(repr, splits)) or 'none'}. Open one of them with "
-            "bushel.sources.TFDSDataSource(folder, split)."
+            "`bushel.sources.open(path, split=...)`."
         )
     return splits[0]
 
@@ -62,14 +63,15 @@ class TFDSDataSource:
     episode, is a dict of such sequences.
 
     Args:
-      folder: the folder with `dataset_info.json`, for example ~/tensorflow_datasets/mnist/3.0.1; a path or URL.
+      path: the folder with `dataset_info.json`, for example ~/tensorflow_datasets/mnist/3.0.1; a path or URL.
       split: the name of a split, such as "train".
       decode: False returns the features of each `tf.train.Example` as they are stored.
       storage_options: options of the store that holds the folder.
     """
 
-    def __init__(self, folder: Path, split: str, *, decode: bool = True, storage_options: Options | None = None):
-        text = expand_path(folder).rstrip("/")
+    @explains_arguments('Write `TFDSDataSource(path, split="train")`.')
+    def __init__(self, path: Path, *, split: str, decode: bool = True, storage_options: Options | None = None):
+        text = expand_path(path).rstrip("/")
         shown = redact.show(text)
         info = read_json(f"{text}/dataset_info.json", storage_options)
         name, splits = info["name"].text(), split_entries(info)

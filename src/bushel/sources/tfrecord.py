@@ -24,7 +24,7 @@ from bushel.base.state_names import in_states
 from bushel.sources import crc
 from bushel.sources.crc import Checksum, mask
 from bushel.sources.local_files import File, LocalFile
-from bushel.sources.paths import Options, get_cache_folder
+from bushel.sources.paths import Options, Paths, get_cache_folder
 from bushel.sources.record_files import RecordReader, RecordSource, copy_records
 
 HEADER = 12  # length (8 bytes) and its checksum
@@ -65,7 +65,7 @@ class TFRecordDataSource(RecordSource):
     b'{"x": 2}'
     """
 
-    def __init__(self, paths: Any, *, verify: bool | None = None, storage_options: Options | None = None):
+    def __init__(self, paths: Paths, *, verify: bool | None = None, storage_options: Options | None = None):
         self._verify = crc.decide_verify(verify)  # decided here, so that workers do the same as this process
         super().__init__(paths, storage_options)
 

@@ -11,7 +11,7 @@ from bushel.base import checks, redact
 from bushel.base.state_names import in_states
 from bushel.sources import file_access
 from bushel.sources.joined_files import name_files
-from bushel.sources.paths import Options, is_url
+from bushel.sources.paths import Options, Paths, is_url
 from bushel.sources.record_files import map_in_threads
 
 
@@ -31,7 +31,7 @@ class FileDataSource:
     (b'meow', ['cat', '1.txt'])
     """
 
-    def __init__(self, paths: Any, *, storage_options: Options | None = None):
+    def __init__(self, paths: Paths, *, storage_options: Options | None = None):
         self._options = redact.Options(storage_options or {})
         self._paths = file_access.find_files(paths, self._options)
         self.costs_round_trip = any(map(is_url, self._paths)) and "cache_dir" not in self._options

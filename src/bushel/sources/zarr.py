@@ -12,12 +12,13 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
+from bushel.base.hints import explains_arguments
 from bushel.base.state_names import in_states
 from bushel.sources import file_access
 from bushel.sources.array_stores import ArrayFormat, ArraySource
 from bushel.sources.joined_stores import find_stores
 from bushel.sources.optional_packages import import_package
-from bushel.sources.paths import Options, is_url
+from bushel.sources.paths import Options, Paths, is_url
 
 _METADATA = ("zarr.json", ".zgroup", ".zarray")
 _IS_ARRAY = re.compile(rb'"node_type"\s*:\s*"array"')
@@ -32,7 +33,7 @@ class ZarrDataSource(ArraySource):
 
     Args:
       paths: one or many folders, patterns or URLs, each of a Zarr store.
-      names: read only these arrays; all by default.
+      columns: read only these arrays; all by default.
       group: which groups are records, such as `data/*`. `/` makes each whole store a record.
       storage_options: options of the object store that holds the Zarr stores.
 
@@ -44,16 +45,17 @@ class ZarrDataSource(ArraySource):
     {'x': array([2, 3])}
     """
 
+    @explains_arguments('Write `ZarrDataSource(paths, columns=["x"])`.')
     def __init__(
         self,
-        paths: Any,
-        names: Sequence[str] | None = None,
+        paths: Paths,
         *,
+        columns: Sequence[str] | None = None,
         group: str | None = None,
         storage_options: Options | None = None,
     ):
         found = find_stores(paths, storage_options, _METADATA, "Zarr store")
-        super().__init__(found, ZarrFormat, names, group, storage_options)
+        super().__init__(found, ZarrFormat, columns, group, storage_options)
 
 
 class ZarrFormat(ArrayFormat):

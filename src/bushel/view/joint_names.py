@@ -71,7 +71,7 @@ def _compare(table: Episodes) -> Names:
     parts = [column.parts for column in table.image_columns if isinstance(column.parts, LeRobotImages)]
     if not parts:
         return {}
-    folder = LeRobotFolder(parts[0]._folder, parts[0]._options)
+    folder = LeRobotFolder(parts[0]._folder, storage_options=parts[0]._options)
     named = {name: feature for name, feature in folder.features.items() if feature.names}
     if not named or not folder.data_files:
         return {}

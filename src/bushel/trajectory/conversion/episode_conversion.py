@@ -85,7 +85,7 @@ def convert_episodes(
     file_format: str = "tfrecord",
     image_format: str | Mapping[str, str] = "png",
     shards: int | None = None,
-    workers: int = 1,
+    workers: int | None = None,
     verify: bool = True,
     overwrite: bool = False,
     storage_options: Options | None = None,
@@ -117,9 +117,9 @@ def convert_episodes(
       crf: for LeRobot, the quality of videos; smaller numbers are better.
       file_format: for RLDS, "tfrecord" or "array_record".
       image_format: for RLDS, the format of images that are not encoded yet: "png" or "jpeg", or one for each entry.
-      shards: how many files each split gets; by default one for each worker, or more if they would be large. On a
-        cluster it must be given: an actor writes one shard at a time, so make more shards than actors.
-      workers: processes that write at the same time.
+      shards: how many files each split gets; by default one for each 50,000 frames. On a cluster it must be given: an
+        actor writes one shard at a time, so make more shards than actors.
+      workers: processes that read and write at the same time, each of them one file; by default one per core.
       verify: reads back and compares all that was written; videos are decoded.
       overwrite: removes a data set of the same format that is there, or a conversion that was interrupted.
       storage_options: the options of the store of the source.
@@ -135,7 +135,8 @@ def convert_episodes(
     >>> done.episodes, done.frames
     (1, 5)
     """
-    workers, cluster = checks.positive(workers, "workers"), _find_cluster()
+    workers = (os.cpu_count() or 1) if workers is None else checks.positive(workers, "workers")
+    cluster = _find_cluster()
     if cluster is not None:
         if shards is None:
             raise ValueError("On a cluster, pass shards (--shards): an actor writes one shard at a time.")
@@ -163,7 +164,7 @@ def convert_episodes(
     positions = {name: part.tolist() for name, part in splits.items()}
     content = [builder.episodes("all").fingerprint(), positions, code, list(drop), list(state_keys)]
     identity = whole_digest([content, written.settings(), shards])
-    together = _begin(folder, written, identity, overwrite, workers)
+    _begin(folder, written, identity, overwrite)
 
     def build() -> tuple[Episodes, dict[str, int]]:
         table, counts = build_table(builder, splits, function, drop, workers)
@@ -171,7 +172,7 @@ def convert_episodes(
 
     with _working_folder(folder) as work:
         table, counts = _load_or_build(work, builder.episodes("all").parts, build)
-        planned = _plan_shards(table, counts, shards, together, builder.episodes("all"))
+        planned = _plan_shards(table, counts, shards, builder.episodes("all"))
         title = f"converting to {redact.base_name(os.fspath(target))}"
         with Progress(title, table.frames, unit="frames", shown=progress) as bar:
             _run(table, planned, written, folder, workers, verify, bar, cluster)
@@ -213,11 +214,8 @@ def refuse_same(source: str, folder: Folder) -> None:
         raise ValueError(f"The target {folder.name} lies in the source, or contains it. Choose another folder.")
 
 
-def _begin(folder: Folder, target: Target, identity: str, overwrite: bool, workers: int) -> int:
-    """Looks at what is in the folder: nothing, a part of this conversion, or something else.
-
-    Returns the number of workers of the first run, by which shards are planned.
-    """
+def _begin(folder: Folder, target: Target, identity: str, overwrite: bool) -> None:
+    """Looks at what is in the folder: nothing, a part of this conversion, or something else."""
     has_plan = folder.exists(_PLAN)
     if overwrite:
         if has_plan or folder.exists(target.last_file):  # else the files that look like ours are someone else's
@@ -231,15 +229,14 @@ def _begin(folder: Folder, target: Target, identity: str, overwrite: bool, worke
         plan = sealed.parse_json(folder.read(_PLAN), folder.shown(_PLAN))
         if plan["identity"] == identity:
             remove_half_files(folder)
-            return int(plan["workers"])
+            return
         if any(map(target.belongs, folder.names(deep=True))):
             raise FileExistsError(
                 f"{folder.name} has a part of another conversion, which was interrupted: of other data, or with other "
                 "arguments. Pass overwrite=True (--overwrite) to begin anew."
             )
         _remove_data_set(folder, target)  # it ended before it had written a file of the data set
-    folder.write(_PLAN, sealed.json_bytes({"identity": identity, "workers": workers}))
-    return workers
+    folder.write(_PLAN, sealed.json_bytes({"identity": identity}))
 
 
 def remove_half_files(folder: Folder) -> None:
@@ -286,16 +283,14 @@ def _load_or_build(
     return table, counts
 
 
-def _plan_shards(
-    table: Episodes, counts: Mapping[str, int], shards: int | None, workers: int, source: EpisodeSource
-) -> list[Shard]:
+def _plan_shards(table: Episodes, counts: Mapping[str, int], shards: int | None, source: EpisodeSource) -> list[Shard]:
     """Consecutive episodes of each split, with about the same number of frames in each shard."""
     assert table.numbers is not None
     planned: list[Shard] = []
     first = 0
     for split, count in counts.items():
         ends = np.cumsum(table.lengths[first : first + count])
-        wanted = checks.positive(shards, "shards") if shards else max(workers, -(-int(ends[-1]) // _FRAMES_PER_SHARD))
+        wanted = checks.positive(shards, "shards") if shards else max(1, -(-int(ends[-1]) // _FRAMES_PER_SHARD))
         wanted = min(wanted, count)
         cuts = np.searchsorted(ends, ends[-1] * np.arange(1, wanted) / wanted, side="left") + 1
         bounds = [0, *np.unique(np.clip(cuts, 1, count - 1)).tolist(), count] if count > 1 else [0, count]

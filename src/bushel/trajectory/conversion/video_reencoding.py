@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,7 +33,7 @@ def reencode_videos(
     codec: str = "h264",
     key_frame_interval: int = 2,
     crf: int = 30,
-    workers: int = 1,
+    workers: int | None = None,
     verify: bool = True,
     storage_options: Options | None = None,
     target_options: Options | None = None,
@@ -49,7 +50,7 @@ def reencode_videos(
       codec: "h264", "hevc" or "av1".
       key_frame_interval: frames from one key frame to the next.
       crf: the quality; smaller numbers are better.
-      workers: processes that encode at the same time.
+      workers: processes that encode at the same time; by default one per core.
       verify: decodes what was written and compares it.
       storage_options: the options of the store of the source.
       target_options: the options of the store of the target; by default the same.
@@ -83,7 +84,8 @@ def reencode_videos(
         there.drafting(),
     ):
         bar.show(done)
-        if checks.positive(workers, "workers") > 1 and len(jobs) > 1:
+        workers = (os.cpu_count() or 1) if workers is None else checks.positive(workers, "workers")
+        if workers > 1 and len(jobs) > 1:
             conversion_workers.run_all(jobs, workers, lambda more: bar.show(done + more))
         else:
             for job in jobs:

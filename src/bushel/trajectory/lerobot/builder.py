@@ -46,9 +46,9 @@ def open_lerobot(
     """
     root = os.fspath(data_dir).rstrip("/")
     try:
-        folder = LeRobotFolder(f"{root}/{name}", storage_options)
+        folder = LeRobotFolder(f"{root}/{name}", storage_options=storage_options)
     except FileNotFoundError:
-        folder = LeRobotFolder(root, storage_options)
+        folder = LeRobotFolder(root, storage_options=storage_options)
     return LeRobotBuilder(folder, name=name, tolerance_s=tolerance_s, bad_episodes=bad_episodes, cache_dir=cache_dir)
 
 

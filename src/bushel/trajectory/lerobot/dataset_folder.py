@@ -120,7 +120,7 @@ class LeRobotFolder:
       features: its columns by name. Kinds of columns that are not known are left out.
     """
 
-    def __init__(self, path: Path, storage_options: Options | None = None):
+    def __init__(self, path: Path, *, storage_options: Options | None = None):
         self.path = paths.normalize_path(path).rstrip("/")
         self.options = redact.Options(storage_options or {})
         try:

@@ -142,7 +142,10 @@ class LeRobotImages(ImageParts):
             if number not in self._rows:
                 paths = [f"{self._folder}/{file}" for file in self._catalog.data_files]
                 self._rows[number] = ParquetDataSource(
-                    paths, [self._catalog.images[number]], cache_bytes=_KEPT_BYTES, storage_options=self._options
+                    paths,
+                    columns=[self._catalog.images[number]],
+                    cache_bytes=_KEPT_BYTES,
+                    storage_options=self._options,
                 )
             return self._rows[number]
 

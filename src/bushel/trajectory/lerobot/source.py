@@ -65,7 +65,7 @@ class LeRobotSource:
         cache_dir: str | os.PathLike[str] | None = None,
         storage_options: Options | None = None,
     ):
-        self.folder = LeRobotFolder(path, storage_options)
+        self.folder = LeRobotFolder(path, storage_options=storage_options)
         deltas = {key: list(map(float, values)) for key, values in (delta_timestamps or {}).items()}
         self._steps = {key: _to_steps(key, values, self.folder, tolerance_s) for key, values in deltas.items()}
         self._table = open_table(self.folder, tolerance_s=tolerance_s, bad_episodes=bad_episodes, cache_dir=cache_dir)
