@@ -524,7 +524,7 @@ class OwnIterator(bushel.DatasetIterator):
     def get_state(self) -> dict[str, Any]:
         return {"at": self.at}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any], *, check: bool = True) -> None:
         self.at = state["at"]
 
 

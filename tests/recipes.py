@@ -196,7 +196,7 @@ class OwnIterator(bushel.DatasetIterator):
     def get_state(self) -> dict[str, int]:
         return {"at": self.at}
 
-    def set_state(self, state: dict[str, int]) -> None:
+    def set_state(self, state: dict[str, int], *, check: bool = True) -> None:
         self.at = state["at"]
 
 
@@ -220,7 +220,7 @@ class OwnPairsIterator(bushel.DatasetIterator):
     def get_state(self) -> dict[str, Any]:
         return {"parent": self._parent.get_state(), "number": self.number}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any], *, check: bool = True) -> None:
         self._parent.set_state(state["parent"])
         self.number = state["number"]
 

@@ -57,7 +57,7 @@ class CountingIterator(bushel.DatasetIterator):
     def get_state(self) -> Any:
         return self.at
 
-    def set_state(self, state):
+    def set_state(self, state, *, check: bool = True):
         self.at = state
 
 

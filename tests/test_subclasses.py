@@ -54,7 +54,7 @@ class CountdownIterator(DatasetIterator):
     def get_state(self):
         return {"left": self.left}
 
-    def set_state(self, state):
+    def set_state(self, state, *, check: bool = True):
         self.left = state["left"]
 
 
@@ -85,7 +85,7 @@ class WindowsIterator(DatasetIterator):
     def get_state(self):
         return {"parent": self._parent.get_state(), "window": self.window}
 
-    def set_state(self, state):
+    def set_state(self, state, *, check: bool = True):
         self._parent.set_state(state["parent"])
         self.window = list(state["window"])
 
@@ -274,7 +274,7 @@ def test_classes_that_keep_grains_books_run():
         def get_state(self):
             return self._parent.get_state()
 
-        def set_state(self, state):
+        def set_state(self, state, *, check: bool = True):
             self._parent.set_state(state)
 
     assert list(Stream(Doubled(MapDataset.range(3)).to_iter_dataset())) == [(0, 0, 1), (2, 0, 1), (4, 0, 1)]

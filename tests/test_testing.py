@@ -93,7 +93,7 @@ class Right(DatasetIterator):
     def get_state(self):
         return {"position": self.position}
 
-    def set_state(self, state):
+    def set_state(self, state, *, check: bool = True):
         self.position = state["position"]
 
 

@@ -380,7 +380,7 @@ class StreamIterator(bushel.DatasetIterator):
     def get_state(self) -> Any:
         return {"position": self.position}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Any, *, check: bool = True) -> None:
         self.position = state["position"]
 
 

@@ -490,7 +490,7 @@ def test_an_error_in_an_iterator_of_the_user_loses_nothing_either():
         def get_state(self):
             return {"at": self.at}
 
-        def set_state(self, state):
+        def set_state(self, state, *, check: bool = True):
             self.at = state["at"]
 
     with iter(Numbers().map(recipes.double).batch(4)) as it:
@@ -1000,7 +1000,7 @@ class Counts(bushel.DatasetIterator[int]):
     def get_state(self) -> Any:
         return {"next": self._next}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Any, *, check: bool = True) -> None:
         self._next = state["next"]
 
 

@@ -992,7 +992,7 @@ class Own(bushel.DatasetIterator[int]):
     def get_state(self) -> dict[str, Any]:
         return {"row": self.row}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any], *, check: bool = True) -> None:
         self.row = state["row"]
 
 
@@ -1618,7 +1618,7 @@ class LargeStates(bushel.DatasetIterator[bytes]):
     def get_state(self) -> dict[str, Any]:
         return {"row": self.row, "buffer": "x" * 300_000}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any], *, check: bool = True) -> None:
         self.row = state["row"]
 
 

@@ -205,7 +205,7 @@ class _PassedIterator(bushel.DatasetIterator):
     def get_state(self) -> Any:
         return self._parent.get_state()
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Any, *, check: bool = True) -> None:
         self._parent.set_state(state)
 
 

@@ -257,7 +257,7 @@ class OwnIterator(bushel.DatasetIterator):
     def get_state(self) -> Any:
         return {"at": self.at}
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Any, *, check: bool = True) -> None:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -229,7 +229,7 @@ class NumbersIterator(bushel.DatasetIterator[int]):
     def get_state(self) -> dict[str, int]:
         return {"place": self.place}
 
-    def set_state(self, state: dict[str, int]) -> None:
+    def set_state(self, state: dict[str, int], *, check: bool = True) -> None:
         assert self.lock.acquire(blocking=False), "two threads at a time"
         self.place = state["place"]
         self.lock.release()

@@ -120,7 +120,7 @@ class Counting(bushel.DatasetIterator[int]):
     def get_state(self) -> dict[str, Any]:
         return {"row": self.row}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any], *, check: bool = True) -> None:
         self.row = state["row"]
 
 

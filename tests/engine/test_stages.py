@@ -84,7 +84,7 @@ class _LinesIterator(bushel.DatasetIterator):
     def get_state(self) -> Any:
         return {"line": self.position} | ({"odd": self.lines.odd()} if self.lines.odd is not None else {})
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Any, *, check: bool = True) -> None:
         self.position = state["line"]
         if self.lines.odd is not None:
             assert type(state["odd"]).__name__ == type(self.lines.odd()).__name__

@@ -136,7 +136,7 @@ def test_iterators_that_are_not_bushels_have_no_epoch():
         def get_state(self):
             return {}
 
-        def set_state(self, state):
+        def set_state(self, state, *, check: bool = True):
             pass
 
     with pytest.raises(NotImplementedError, match="Own does not know the number of its epoch"):

@@ -381,7 +381,7 @@ class CountedIterator(bushel.DatasetIterator):
     def get_state(self):
         return {"position": self.position}
 
-    def set_state(self, state):
+    def set_state(self, state, *, check: bool = True):
         self.position = state["position"]
 
     def close(self):
