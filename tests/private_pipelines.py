@@ -111,8 +111,13 @@ class Slotted:
     b: Any
     n: int
 
-    def __reduce__(self) -> Any:
-        return Slotted, (self.a, self.b, self.n)
+
+class Attributes(dict[str, Any]):
+    """A dict whose entries are its attributes."""
+
+    def __init__(self, entries: Any = ()):
+        super().__init__(entries)
+        self.__dict__ = self
 
 
 class Own:
@@ -135,6 +140,7 @@ CONTAINERS: dict[str, tuple[type, Callable[[Any, Any, int], Any]]] = {
     "SimpleNamespace": (types.SimpleNamespace, lambda a, b, n: types.SimpleNamespace(a=a, b=b, n=n)),
     "defaultdict": (collections.defaultdict, _by_name(lambda parts: collections.defaultdict(list, parts))),
     "OrderedDict": (collections.OrderedDict, _by_name(collections.OrderedDict)),
+    "Attributes": (Attributes, _by_name(Attributes)),
     "UserDict": (collections.UserDict, _by_name(collections.UserDict)),
     "ChainMap": (collections.ChainMap, _by_name(lambda parts: collections.ChainMap(parts))),
     "deque": (collections.deque, lambda a, b, n: collections.deque([a, b, n])),

@@ -82,8 +82,70 @@ print("as in the program itself")
 """
 
 
-def test_a_program_sends_its_definitions_to_workers(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
+SLOTS = """
+import dataclasses
+import typing
+
+import numpy as np
+
+import bushel
+
+
+@dataclasses.dataclass(slots=True)
+class Point:
+    x: int
+    y: int = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: int
+
+
+class Base:
+    __slots__ = "x"
+
+    def __init__(self, x):
+        self.x = x
+
+
+class Derived(Base):
+    __slots__ = ("y", "__hidden")
+
+    def __init__(self, x):
+        super().__init__(x)
+        self.y = self.__hidden = np.full(2, x)
+
+    def hidden(self):
+        return self.__hidden
+
+
+class Mixed:
+    __slots__ = ("x", "__dict__")
+
+    def __init__(self, x):
+        self.x = x
+        self.free = 1
+
+
+class Pair(typing.NamedTuple):
+    x: int
+
+
+for kind in (Point, Frozen, Base, Derived, Mixed, Pair):
+    ds = bushel.MapDataset.range(3).map(lambda n, kind=kind: kind(n)).to_iter_dataset()
+    options = bushel.MultiprocessingOptions(num_workers=1)
+    for made in (list(ds.mp_prefetch(options)), list(ds.map(lambda p: p).mp_prefetch(options))):
+        assert [type(p) for p in made] == [kind] * 3 and [p.x for p in made] == [0, 1, 2], kind
+        assert [getattr(p, "__dict__", None) for p in made] == [getattr(kind(0), "__dict__", None)] * 3, kind
+        assert kind is not Derived or made[1].hidden().tolist() == [1, 1]
+print("as in the program itself")
+"""
+
+
+@pytest.mark.parametrize("program", [PROGRAM, SLOTS], ids=["functions", "slots"])
+def test_a_program_sends_its_definitions_to_workers(tmp_path, program):
+    (tmp_path / "program.py").write_text(program)
     done = subprocess.run(
         [sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=250, check=False
     )

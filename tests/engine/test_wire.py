@@ -247,6 +247,19 @@ def test_subclasses_of_arrays_travel():
         assert isinstance(found[1], np.recarray) and (found[1].a == record.a).all()
 
 
+@pytest.mark.parametrize("room", ["plenty", "none"])
+def test_memoryviews_travel_as_ones_that_can_be_written(room):
+    for view in (
+        memoryview(b"abc"),
+        memoryview(b""),
+        memoryview(np.arange(6000.0).reshape(2, 3000)),
+        memoryview(np.arange(6)[::2]),
+    ):
+        (found,) = through([view], room)
+        assert (type(found), found.format, found.shape) == (memoryview, view.format, view.shape)
+        assert found.tolist() == view.tolist() and not found.readonly
+
+
 class Unpicklable:
     def __reduce__(self) -> Any:
         raise TypeError("not me")

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import copy
 import enum
 import functools
@@ -181,10 +182,23 @@ def own_fresh(value: Any, received: bool) -> Any:
         return value
     if _is_private(value, received):
         return value
-    try:
+    with contextlib.suppress(_NotCopied):
         return copy_value(value)
-    except _NotCopied:
-        return value  # such as a generator: it is new, and nobody else can reach it
+    _own_parts(value, received)  # it has a lock or a generator, for example
+    return value
+
+
+def _own_parts(value: Any, received: bool) -> None:
+    """Copies the parts of an object to which something else refers. Only the caller holds the object itself."""
+    parts = list(list_parts(value))
+    counts = list(map(getrefcount, map(operator.itemgetter(0), parts)))
+    while parts:
+        (part, put), count = parts.pop(), counts.pop()
+        if type(part) in IMMUTABLE or _is_passed(type(part)):
+            continue
+        owned = copy_value(part) if count > FRESH + 1 else own_fresh(part, received)  # `parts` has held it, too
+        if owned is not part:
+            put(owned)
 
 
 def _take_data(record: Record[Any]) -> Any:
@@ -222,9 +236,14 @@ def _is_private(value: Any, received: bool) -> bool:
         return _are_private(value.values(), received)
     if kind is list or kind is tuple or _is_named_tuple(kind):
         return _are_private(value, received)
+    if getweakrefcount(value):
+        return False
     if kind in _MEMORY:
         return True
-    return _has_no_hidden_state(kind) and not getweakrefcount(value) and _are_private(vars(value).values(), received)
+    if not _has_no_hidden_state(kind):
+        return False
+    (count,) = map(getrefcount, [vars(value)])  # the object holds it, too, and other objects may
+    return count <= FRESH + 1 and _are_private(vars(value).values(), received)
 
 
 def _are_private(parts: Iterable[Any], received: bool) -> bool:
@@ -311,7 +330,7 @@ def _find_copier(kind: type) -> Callable[[Any], Any]:
     if issubclass(kind, np.ndarray):
         return _copy_subclass
     if issubclass(kind, np.void):  # an entry of a structured array: it looks into the array
-        return lambda value: copy.deepcopy(value) if value.dtype.hasobject else value.copy()
+        return lambda value: _copy_object(value) if value.dtype.hasobject else value.copy()
     if kind is Record:
         return lambda record: Record(record.metadata, copy_value(record.data))
     if _is_named_tuple(kind):
@@ -339,7 +358,7 @@ def _pass(value: Any) -> Any:
 def _copy_objects(value: np.ndarray) -> np.ndarray:
     """A copy of an array of objects, and of the objects in it."""
     if value.dtype != object:  # a structured one, with objects in some of its fields
-        return copy.deepcopy(value)
+        return _copy_object(value)
     parts = value.reshape(-1).tolist()
     kinds = set(map(type, parts))
     if all(kind in IMMUTABLE or _is_passed(kind) for kind in kinds):
@@ -359,17 +378,23 @@ def _wrap(part: Any) -> np.ndarray:
 
 def _copy_subclass(value: np.ndarray) -> np.ndarray:
     """A copy of a memory map, of a masked array, or of an array of the user's own class with its attributes."""
-    if value.dtype.hasobject:
-        return copy.deepcopy(value)
+    if value.dtype.hasobject or isinstance(value, np.ma.MaskedArray):  # `copy` would share the fill value
+        return _copy_object(value)
     copied = value.copy()
-    if not isinstance(value, np.ma.MaskedArray) and not isinstance(value, np.memmap):
+    if not isinstance(value, np.memmap):
         for name, part in getattr(copied, "__dict__", {}).items():
             copied.__dict__[name] = copy_value(part)
     return copied
 
 
 def _copy_view(value: memoryview) -> memoryview:
-    return memoryview(bytearray(value.tobytes())).cast(value.format, value.shape)  # type: ignore[call-overload]
+    return build_view(bytearray(value.tobytes()), value.format, value.shape)
+
+
+def build_view(memory: bytearray, form: Any, shape: Any) -> memoryview:
+    """A memoryview that can be written."""
+    flat = memoryview(memory).cast(form)
+    return flat if len(shape) == 1 else flat.cast("B").cast(form, shape)
 
 
 def _copy_image(image: Any) -> Any:
@@ -391,10 +416,10 @@ def _copy_by_pickle(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value, protocol=5))
 
 
-def _copy_object(value: Any) -> Any:
-    """A deep copy of any object. No array, list or dict is in it twice."""
+def _copy_object(value: Any, copier: Callable[[Any], Any] | None = None) -> Any:
+    """A copy of any object, by default a deep one. Raises a TypeError that names its class if it cannot be copied."""
     try:
-        copied = copy.deepcopy(value)
+        return (copier or _deep_copy)(value)
     except Exception as error:
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
@@ -404,40 +429,63 @@ def _copy_object(value: Any) -> Any:
             "Return a new object for each element, or leave it out of the elements. If the object may be shared, give "
             "its class a method `__deepcopy__(self, memo)` that returns `self`."
         ) from error
-    if copied is not value:
-        _separate(copied, {id(copied)}, {id(copied)})
-    return copied
 
 
-_LEAVES = (np.ndarray, np.void, bytearray, array.array, list, dict, set, collections.deque)
+def _deep_copy(value: Any) -> Any:
+    """A deep copy in which no array, list, dict or image is twice.
 
-
-def _separate(value: Any, seen: set[int], path: set[int]) -> None:
-    """Copies arrays, lists and dicts that are in a deep copy twice.
-
-    Objects of other classes that are in it twice stay as they are, since they may point at each other.
-
-    Args:
-      value: a part of the copy.
-      seen: the addresses of the parts that were seen before.
-      path: the addresses of the parts that this part is in, and its own.
+    Objects of the user's classes that are in it twice stay as they are, since they may point at each other.
     """
-    for part, put in list_parts(value):
-        if type(part) in IMMUTABLE or _is_passed(type(part)) or id(part) in path:
-            continue
-        if id(part) not in seen:
-            seen.add(id(part))
-            _separate(part, seen, path | {id(part)})
-        elif isinstance(part, _LEAVES) or next(list_parts(part), None) is None:
-            put(copy_value(part))
+    memo: dict[int, Any] = {}
+    memo[id(memo)] = _Copied(memo)
+    return copy.deepcopy(value, memo)
+
+
+class _Copied(list[Any]):
+    """The objects that `copy.deepcopy` has copied: it keeps them alive in `memo[id(memo)]`, when each copy is complete.
+
+    The memo forgets the copy of an array, list or dict. So the next one that is the same object gets a copy of its own.
+    """
+
+    def __init__(self, memo: dict[int, Any]):
+        self._memo = memo
+
+    def append(self, original: Any) -> None:
+        super().append(original)
+        if isinstance(original, _LEAVES) or type(original).__module__.partition(".")[0] in _DATA_PACKAGES:
+            self._memo.pop(id(original), None)
+
+
+_LEAVES = (
+    np.ndarray, np.void, bytearray, array.array, io.BytesIO, list, tuple, dict, set, collections.deque,
+    collections.UserList, collections.UserDict, collections.ChainMap, types.SimpleNamespace,
+)  # fmt: skip
+_DATA_PACKAGES = frozenset({"PIL", "pandas", "scipy", "torch"})
 
 
 def _copy_container(value: Any) -> Any:
     """A copy of a list, dict or deque of a class of its own, in which each part is copied by itself."""
-    copied = copy.copy(value)
+    copied = _copy_object(value, copy.copy)
+    if copied is value:  # the class says that it needs no copy, but its parts do
+        return _copy_object(value)
     for part, put in list_parts(copied):
         put(_copy(part))
+    if isinstance(value, dict):
+        _join_attributes(value, copied)
     return copied
+
+
+def _join_attributes(value: dict[Any, Any], copied: dict[Any, Any]) -> None:
+    """Makes attributes of a copy its entries again, where the entries of a dict are its attributes, too.
+
+    With `self.__dict__ = self`, each entry is an attribute. Pickle makes two dicts of that, with the same objects.
+    """
+    attributes = getattr(value, "__dict__", {})
+    names = [name for name, part in attributes.items() if dict.get(value, name, attributes) is part]
+    if attributes is value or (names and len(names) == len(attributes) == len(value)):
+        object.__setattr__(copied, "__dict__", copied)
+    elif names:
+        vars(copied).update((name, dict.__getitem__(copied, name)) for name in names)
 
 
 def list_parts(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from bushel.base import memory as base_memory
 from bushel.base.memory import ALIGNMENT
+from bushel.base.ownership import build_view
 from bushel.base.pickling import TEXT_REDUCERS, DispatchTable
 from bushel.engine.pool.by_value import send_by_value
 from bushel.engine.pool.definitions import KINDS, reduce_definition
@@ -52,7 +53,12 @@ def _build_array(buffer: Any, dtype: np.dtype[Any] | str, shape: tuple[int, ...]
     return np.frombuffer(buffer, dtype=np.uint8).view(dtype).reshape(shape)
 
 
-_REDUCERS: dict[Any, Any] = {np.ndarray: _reduce_array, **TEXT_REDUCERS}
+def _reduce_view(view: memoryview) -> Any:
+    """Pickles a memoryview as one that can be written. cloudpickle would make bytes of it."""
+    return build_view, (bytearray(view.tobytes()), view.format, view.shape)
+
+
+_REDUCERS: dict[Any, Any] = {np.ndarray: _reduce_array, memoryview: _reduce_view, **TEXT_REDUCERS}
 
 
 class _PlainPickler(pickle.Pickler):
@@ -84,6 +90,7 @@ class _CloudPickler(cloudpickle.Pickler):
             send_by_value(obj.__module__)
             if (reduced := reduce_definition(obj)) is not NotImplemented:
                 return reduced
+            return _keep_slots(obj, super().reducer_override(obj))
         elif isinstance(obj, KINDS):
             send_by_value(getattr(obj, "__module__", None))
             if (reduced := reduce_definition(obj)) is not NotImplemented:
@@ -91,6 +98,20 @@ class _CloudPickler(cloudpickle.Pickler):
         elif isinstance(obj, types.ModuleType):
             send_by_value(obj.__name__)
         return super().reducer_override(obj)
+
+
+def _keep_slots(kind: Any, reduced: Any) -> Any:
+    """What cloudpickle makes of a class, with its `__slots__`.
+
+    cloudpickle sets them when the class is complete, so that they do nothing. An object of such a class could not come
+    back from a worker, because it would have a `__dict__` there.
+    """
+    if reduced is NotImplemented or reduced[0] is not cloudpickle.cloudpickle._make_skeleton_class:
+        return reduced
+    if "__slots__" not in vars(kind) or issubclass(kind, tuple):  # NamedTuple refuses them
+        return reduced
+    build, (metaclass, name, bases, namespace, *more), *rest = reduced
+    return build, (metaclass, name, bases, {**namespace, "__slots__": kind.__slots__}, *more), *rest
 
 
 # cloudpickle gives each class that it sends by value a number, and both processes remember the numbers.
