@@ -44,6 +44,26 @@ class AsMap(bushel.transforms.Map):
         return x + self._rng.rand()
 
 
+class MakesItLater:
+    rng = None
+
+    def __call__(self, x):
+        if self.rng is None:
+            self.rng = np.random.default_rng()
+        return x + self.rng.random()
+
+
+class Composition:
+    def __init__(self, *steps):
+        self.words = {str(number): number for number in range(1000)}
+        self.steps = list(steps)
+
+    def __call__(self, x):
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
 def with_default(x, rng=np.random.default_rng(1)):  # noqa: B008
     return x + rng.random()
 
@@ -70,6 +90,8 @@ DRAWING = {
     "a RandomState": Augment(lambda: random.Random(1)),
     "a partial": functools.partial(lambda rng, x: x + rng.random(), random.Random(1)),
     "a Map": AsMap(),
+    "made in the first call": MakesItLater(),
+    "deep inside": Composition(Composition(Composition(Augment(lambda: np.random.default_rng(1))))),
 }
 
 

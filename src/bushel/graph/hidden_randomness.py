@@ -1,5 +1,7 @@
 """Notices functions that draw from random generators of their own, in the first elements, and warns of each once.
 
+`unsteady_sources.py` notices sources that do so.
+
 Which numbers such a function gets depends on the worker or thread that computes an element, and on restarts. So its
 values differ from run to run. A `random_map` passes a generator that belongs to the element.
 
@@ -28,14 +30,18 @@ from bushel.base.errors import BushelWarning
 
 CALLS = 16
 """How many calls of each function are watched."""
+_SHARED_CALL = 0.25  # a call beside calls of other functions in other threads tells nothing, and counts for less
 
 _TWISTS = 4000  # of a Mersenne Twister: this many times 624 numbers of 32 bits in one call are recognised
 _FARTHEST = 1 << 40  # how many numbers of a PCG in one call are recognised
-_DEEPEST = 4
+_DEEPEST = 8  # a function, a composition of augmentations, its list, a choice of augmentations, its list, one of them
+_NAMING = 4  # how many functions lead from the function to the code that names a module
 _MOST_OBJECTS = 300
+_PLAIN = (type, types.ModuleType, types.NoneType, str, bytes, bool, int, float, complex, np.ndarray, np.generic)
 _MASK = (1 << 128) - 1
 _MULTIPLIERS = {"PCG64": 0x2360ED051FC65DA44385DF649FCCF645, "PCG64DXSM": 0xDA942042E4DD58B5}
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+_METHODS = ("__call__", "map", "filter", "map_with_index", "random_map", "__getitem__", "__getitems__")
 _MODULES = {"np.random": np.random, "random": random}
 
 _lock = threading.Lock()
@@ -49,6 +55,13 @@ _told: set[str] = set()
 _collected: list[str] | None = None
 
 
+_WAY_OUT = (
+    "Which numbers it gets depends on the worker that computes an element and on what was computed before, so its "
+    "values differ from run to run. Use random_map: it passes a generator that belongs to the element, "
+    "ds.random_map(lambda element, rng: ..., seed=0)."
+)
+
+
 class Watch:
     """A user's function, watched while it is called for the first times. Call it as the function.
 
@@ -59,42 +72,48 @@ class Watch:
 
     def __init__(self, function: Callable[..., Any], describe: Callable[[], str]):
         self._function, self._describe = function, describe
-        self.left = CALLS
-        self._found: dict[str, Any] | None = None
+        self.left: float = CALLS
+        self.told = False
+        """Whether it has warned."""
+        self._seeded: set[str] = set()
+        """The generators that the function seeds in each call."""
 
     def __call__(self, *arguments: Any) -> Any:
+        return self.call(self._function, *arguments)
+
+    def call(self, function: Callable[..., Any], *arguments: Any, way_out: str = _WAY_OUT) -> Any:
+        """The result of `function`, which may be a method of the object that is watched."""
         if self.left <= 0:
-            return self._function(*arguments)
-        self.left -= 1
-        if self._found is None:
-            self._found = {**_find_global(), **dict(_find_own(self._function))}
-        before = {name: _read_position(generator) for name, generator in list(self._found.items())}
+            return function(*arguments)
+        # The generators are looked for before each call: a function may make its generator in the first one.
+        found = {**_find_global(), **find_own_generators(self._function)}
+        generators = {name: found[name] for name in found.keys() - self._seeded}
+        before = {name: _read_position(generator) for name, generator in generators.items()}
         number = _enter(self)
         try:
-            result = self._function(*arguments)
+            result = function(*arguments)
         finally:
             others = _leave(self, number)
-        if others is not _Others.OF_ANOTHER_FUNCTION:
-            self._compare(before, others is _Others.NONE)
+            alone = others is not _Others.OF_ANOTHER_FUNCTION
+            self.left -= 1 if alone else _SHARED_CALL
+        if alone:
+            self._compare(generators, before, way_out, others is _Others.NONE)
         return result
 
-    def _compare(self, before: dict[str, Any], alone: bool) -> None:
+    def _compare(self, generators: dict[str, Any], before: dict[str, Any], way_out: str, alone: bool) -> None:
         """Looks at the generators after a call. `alone`: whether no other call of the function ran at the same time."""
-        assert self._found is not None
         for name, was in before.items():
-            now = _read_position(self._found.get(name))
+            now = _read_position(generators[name])
             if was is None or now is None or was == now:
                 continue
             if not _follows(was, now):
                 if alone:  # otherwise the calls of other threads may have drawn more numbers than are recognised
-                    self._found.pop(name, None)  # it is seeded in each call
+                    self._seeded.add(name)
             elif name not in _MODULES or self._is_sure(name):
-                self.left = 0
-                _tell(
+                self.left, self.told = 0, True
+                tell(
                     f"{self._describe()} draws from {name if name in _MODULES else f'a generator of its own, {name}'}. "
-                    "Which numbers it gets depends on the worker that computes an element and on what was computed "
-                    "before, so its values differ from run to run. Use random_map: it passes a generator that belongs "
-                    "to the element, ds.random_map(lambda element, rng: ..., seed=0)."
+                    + way_out
                 )
                 return
 
@@ -102,7 +121,7 @@ class Watch:
         """Whether the function itself has drawn from a global generator, and not another thread meanwhile."""
         here = threading.current_thread()
         others = [one for one in threading.enumerate() if one is not here and not one.name.startswith("bushel")]
-        return not others or _mentions(self._function, _MODULES[name], _DEEPEST)
+        return not others or _mentions(self._function, _MODULES[name], _NAMING)
 
 
 class _Others(enum.Enum):
@@ -138,7 +157,8 @@ def warn_once(texts: Iterable[str]) -> None:
             warnings.warn(text, BushelWarning, stacklevel=2)
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Warns of `text` once. In a worker it keeps the text for the consumer."""
     if _collected is None:
         warn_once([text])
     else:
@@ -170,20 +190,25 @@ def _find_global() -> dict[str, Any]:
     return {"np.random": getattr(np.random.mtrand, "_rand", None), "random": getattr(random, "_inst", None)}
 
 
-def _find_own(function: Any) -> dict[str, Any]:
+def find_own_generators(function: Any) -> dict[str, Any]:
     """The generators that a function reaches, by what leads to them."""
     found: dict[str, Any] = {}
     seen: set[int] = {id(generator) for generator in _find_global().values()}
     left = [(function, "", 0)]
     for value, name, depth in left:  # the list grows while it is read
-        if id(value) in seen or len(left) > _MOST_OBJECTS:
+        if id(value) in seen:
             continue
         seen.add(id(value))
         if issubclass(type(value), _GENERATORS):
-            found[repr(name)] = value
-        elif depth < _DEEPEST:
+            alike = sum(one.startswith(repr(name)) for one in found)
+            found[f"{name!r} ({alike + 1})" if alike else repr(name)] = value
+        elif depth < _DEEPEST and len(left) < _MOST_OBJECTS:
+            # Plain values are left out first: a vocabulary of many texts must not hide the generator beside it.
             with contextlib.suppress(Exception):  # an object whose attributes cannot be read
-                left += [(inner, label, depth + 1) for label, inner in _list_parts(value, name)]
+                parts = (
+                    (label, inner) for label, inner in _list_parts(value, name) if not issubclass(type(inner), _PLAIN)
+                )
+                left += [(inner, label, depth + 1) for label, inner in parts]
     return found
 
 
@@ -208,9 +233,9 @@ def _list_parts(value: Any, name: str) -> Iterable[tuple[str, Any]]:
         yield from ((name, one) for one in value[:_MOST_OBJECTS])
     elif isinstance(value, dict):
         yield from ((f"{name}[{key!r}]", one) for key, one in list(value.items())[:_MOST_OBJECTS])
-    elif not isinstance(value, (type, types.ModuleType, str, bytes, int, float, np.ndarray)):
+    elif not isinstance(value, _PLAIN):
         yield from ((f"{name}.{key}" if name else key, one) for key, one in getattr(value, "__dict__", {}).items())
-        for method in ("__call__", "map", "filter", "map_with_index", "random_map"):
+        for method in _METHODS:
             code = getattr(type(value), method, None)
             if isinstance(code, types.FunctionType):
                 yield name, code

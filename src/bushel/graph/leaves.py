@@ -18,6 +18,7 @@ from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.state_names import in_states
 from bushel.base.transforms import show_value
 from bushel.graph.node import InPlace, Leaf, Origin, Plan, PlanMany, raise_for_row
+from bushel.graph.unsteady_sources import SourceWatch, watch_source
 from bushel.index import words
 from bushel.sources.memory_sources import JoinedArrays, join_arrays, pack_array, unpack_array
 from bushel.sources.protocol import get_batch_reader, gives_new_records
@@ -43,7 +44,8 @@ class Source(Leaf):
     source: Any
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "source": pack_array(self.source) if isinstance(self.source, np.ndarray) else self.source}
+        state = {name: value for name, value in vars(self).items() if name != "_watch"}
+        return {**state, "source": pack_array(self.source) if isinstance(self.source, np.ndarray) else self.source}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, source=unpack_array(state["source"]))
@@ -56,16 +58,31 @@ class Source(Leaf):
         """Whether the source makes a new object for each read."""
         return gives_new_records(self.source)
 
+    @functools.cached_property
+    def _watch(self) -> SourceWatch | None:
+        return watch_source(self.source, lambda: name_source(self.source))
+
+    @property
+    def watch(self) -> SourceWatch | None:
+        """What watches the first reads of the source; None if nothing does."""
+        return None if self._watch is None or self._watch.ended else self._watch
+
     def read_single(self, positions: Iterable[int], private: bool) -> list[Any]:
         """Reads records one by one. If they are not `private`, they may belong to a source that never changes them."""
         source = self.source
         if type(source) is list and not private:
             return list(map(source.__getitem__, positions))
+        rows: list[Any] = []
+        if (watch := self.watch) is not None:
+            for position in positions:
+                read = [watch.read(source.__getitem__, position)]
+                rows += read if self.gives_new else own(read)
+                watch.compare((position,), rows[-1:])
+            return rows
         if self.gives_new:
             return [source[position] for position in positions]
         if type(source) is list:  # it holds its records, so there is no need to count who does
             return [copy_value(source[position]) for position in positions]
-        rows: list[Any] = []
         for position in positions:  # a source may use one buffer for all records
             rows += own([source[position]])
         return rows
@@ -172,12 +189,15 @@ class _ManyReads(Plan):
         if not private and type(self.node.source) is RaggedDataSource:
             return self.node.source.look(positions)
         try:
-            answer = [self.read_many(positions)]
+            watch = self.node.watch
+            answer = [self.read_many(positions) if watch is None else watch.read(self.read_many, positions)]
             if not self.node.gives_new:
                 # Inside `memory.allocating`, its own arrays look into memory that only they use.
                 answer = [own_answer(answer, received=self.node.in_place is not InPlace.NEVER)]
             block = answer.pop()
             block = block if isinstance(block, Columns) else list(block)
+            if watch is not None and isinstance(block, list):
+                watch.compare(positions.tolist(), block)
         except RowFailed:
             raise
         except Exception as error:
