@@ -367,6 +367,19 @@ def test_equal_records_of_an_element_are_one_line():
     assert len(ds.origin(0).records) == 46
 
 
+def test_an_element_of_many_records_takes_few_lines(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    ds = MapDataset.mix([MapDataset.range(100).shuffle(seed=0), MapDataset.range(7).slice([3] * 60)]).batch(96)
+    explanation = ds.explain(0)
+    head, *lines = repr(explanation).splitlines()
+    assert head == "element 0 is made of" and 4 <= len(lines) <= 8 and max(map(len, lines)) <= 80
+    words = " ".join("".join(line[1:] for line in lines).split())
+    first, second = words.split("1 record of ")
+    numbers = [record.record for record in explanation.records if record.component == (0,)]
+    assert first.strip() == f"48 records of range(100), epoch 0, component 0: {', '.join(map(str, numbers))}"
+    assert second.startswith("range(7), epoch 0, component 1: 3 (48 times)")
+
+
 ENDLESS = {
     "repeat": lambda: ten().repeat(),
     "batch": lambda: ten().repeat().batch(2),

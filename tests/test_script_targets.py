@@ -294,6 +294,9 @@ def test_arguments_of_the_script_without_dashes_are_explained(script, capsys):
     with pytest.raises(SystemExit):
         cli.main(["stats", "data.npy", "--batch", "8"])
     assert "two dashes" not in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--help"])
+    assert "bushel bench train.py:make_dataset -- --batch 8" in " ".join(capsys.readouterr().out.split())
     assert not (script.parent / "runs.txt").exists()
 
 

@@ -315,11 +315,14 @@ def test_curves_heat_maps_masks_and_sounds_are_drawn(open_page):
         "audio": np.sin(np.arange(8000) / 9).astype(np.float32),
         "sampling_rate": 8000,
         "nested": {"values": np.arange(100.0)},
+        "long": np.arange(8000.0).reshape(4, 2000),
     }
     page = open_page(MapDataset.source([element]), panel="elements")
     page.wait_for_selector(".inner canvas")
+    captions = page.locator(".heat figcaption").all_inner_texts()
+    assert captions[0].endswith(" bright") and re.search(r" bright, 1 of \d+ columns shown$", captions[-1])
     assert page.locator(".entry:has(> .label .key:text-is('action')) .u-over").count() == 2  # curves, histogram
-    heat = drawn_pixels(page, "img.heat")[..., :3]
+    heat = drawn_pixels(page, ".entry:has(> .label .key:text-is('action')) img.heat")[..., :3]
     assert heat.shape == (50, 7, 3) and (heat[38:] == 128).all()
     assert not page.locator("details:has-text('action_pad_mask')").get_attribute("open")
     page.wait_for_function("() => document.querySelector('audio').duration > 0")

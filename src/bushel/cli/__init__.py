@@ -39,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add_command in COMMANDS:
         add_command(commands)
+    for name in SCRIPT_COMMANDS:
+        commands.choices[
+            name
+        ].epilog = f"Arguments of a script stand behind two dashes: bushel {name} train.py:make_dataset -- --batch 8"
     options, unknown = parser.parse_known_args(own_words)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{explain_unknown(options, unknown)}")

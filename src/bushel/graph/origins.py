@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import textwrap
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,9 @@ from bushel.graph.node import MapNode, Node
 from bushel.graph.ordered import BatchStream
 from bushel.graph.streams import Elements, SeedStream, StreamNode
 from bushel.index import words
+
+_MOST_LINES = 8
+"""An element of more records than this prints them in groups."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +53,31 @@ class ElementOrigin:
     records: tuple[SourceRecord, ...]
 
     def __repr__(self) -> str:
-        lines = [f"  {record}{f' ({times} times)' if times > 1 else ''}" for record, times in self._count().items()]
+        counted = self._count()
+        if len(counted) > _MOST_LINES:
+            lines = self._list_groups()
+        else:
+            lines = [f"  {record}{_show_times(times)}" for record, times in counted.items()]
         return "\n".join([f"element {self.index} is made of", *lines])
+
+    def _list_groups(self) -> list[str]:
+        """The lines of an element of many records: those of one epoch of one source together."""
+        groups: dict[SourceRecord, list[str]] = {}
+        for record, times in self._count().items():
+            group = dataclasses.replace(record, record=-1)
+            groups.setdefault(group, []).append(f"{record.record}{_show_times(times)}")
+        lines = []
+        for group, numbers in groups.items():
+            named = f"{len(numbers):,} records" if len(numbers) > 1 else "1 record"
+            place = str(group).partition(" of ")[2]
+            lines += textwrap.wrap(
+                f"{named} of {place}: {', '.join(numbers)}",
+                tables.find_width(),
+                initial_indent="  ",
+                subsequent_indent="    ",
+                break_on_hyphens=False,
+            )
+        return lines
 
     def _repr_html_(self) -> str:
         counted = self._count()
@@ -66,6 +93,10 @@ class ElementOrigin:
     def _count(self) -> collections.Counter[SourceRecord]:
         """How many times each record is in the element, in the order in which they come first."""
         return collections.Counter(self.records)
+
+
+def _show_times(times: int) -> str:
+    return f" ({times} times)" if times > 1 else ""
 
 
 _PlacedRecord = tuple[tuple[int, ...], SourceRecord]

@@ -242,7 +242,7 @@ function heat(map) {
   image.style.width = `${map.width * (narrow ? across : Math.min(across, down))}px`;
   image.style.height = `${map.height * (narrow ? down : Math.min(across, down))}px`;
   const [rows, columns] = map.steps;
-  const thinned = rows > 1 || columns > 1 ? `, every ${rows}. row and ${columns}. column` : "";
+  const thinned = [[rows, "rows"], [columns, "columns"]].filter(([step]) => step > 1).map(([step, what]) => `, 1 of ${step} ${what} shown`).join("");
   return h("figure", { class: "heat" }, image,
     h("figcaption", {}, `${map.label ? `${map.label} ` : ""}${short(map.low)} dark to ${short(map.high)} bright${thinned}`));
 }
