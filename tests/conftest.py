@@ -91,6 +91,10 @@ def is_exported(name: str) -> bool:
     value = vars(sys.modules[module]).get(first)
     if value is None:
         return True  # a doctest has defined it
+    package, _, last = module.rpartition(".")
+    is_public = last in getattr(sys.modules.get(package), "__all__", ()) and not hasattr(sys.modules[module], "__all__")
+    if is_public and not first.startswith("_"):
+        return True
     loaded = [found for name, found in list(sys.modules.items()) if name.partition(".")[0] == "bushel"]
     exporting = [found for found in loaded if first in getattr(found, "__all__", ())]
     return not rest and any(getattr(found, first) is value for found in exporting)

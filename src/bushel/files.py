@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from bushel.base import redact
+from bushel.base.state_names import in_states
 from bushel.graph.interleave import Interleave
 from bushel.graph.records import Records
 from bushel.graph.streams import StreamNode
@@ -140,6 +141,7 @@ class IterableIterDataset(IterPipeline[T]):
         super().__init__(Records(source, f"IterableIterDataset({source.name})"))
 
 
+@in_states("no_files")
 class _NoFiles(SequentialSource):
     """A pattern that matched no file. As in Grain, the error comes when an iterator is made."""
 

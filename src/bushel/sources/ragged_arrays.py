@@ -14,6 +14,7 @@ from bushel.base.state_names import in_states
 from bushel.sources import memory_sources
 
 
+@in_states("ragged_sequences")
 class Sequences(list[np.ndarray]):
     """Arrays of one dtype that differ in the length of the first axis only, with these lengths."""
 

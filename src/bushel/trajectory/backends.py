@@ -13,6 +13,7 @@ from bushel.base import blocks
 from bushel.base.errors import StateMismatch
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.base.sharding import ShardOptions
+from bushel.base.state_names import in_states
 from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.elastic import ElasticIterator
 from bushel.engine import Report
@@ -103,6 +104,7 @@ def import_grain() -> Any:
     return package
 
 
+@in_states("backend_positions")
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Positions:
     """A random-access source for Grain: from the number of a batch to the positions of this host's rows."""
@@ -119,6 +121,7 @@ class _Positions:
         return self.start + epochs.shard(own, index=shard.shard_index, count=shard.shard_count)
 
 
+@in_states("backend_frames")
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Frames:
     """A function from positions to a batch of their frames. Draws are functions of the position."""

@@ -14,6 +14,7 @@ from bushel.base import blocks, tables, trees
 from bushel.base.options import DatasetOptions, ExecutionTrackingMode, MultiprocessingOptions
 from bushel.base.sharding import NoSharding, ShardOptions
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.base.state_names import in_states
 from bushel.engine import Report
 from bushel.graph.origins import ElementOrigin
 from bushel.graph.state_fields import State
@@ -155,6 +156,7 @@ def _load_config(config: Any, train: bool | None, changes: Mapping[str, Any]) ->
     return MixtureConfig.of(config).changed(**asked, **changes)
 
 
+@in_states("finish_batch")
 @dataclasses.dataclass(frozen=True)
 class _Finish:
     """The last steps on a batch, in the consumer's process: texts, and arrays of JAX."""

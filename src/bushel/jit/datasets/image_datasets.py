@@ -10,12 +10,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from bushel.base.errors import DamagedFile
+from bushel.base.state_names import in_states
 from bushel.jit.datasets import downloads
 from bushel.jit.datasets.downloads import Remote
 from bushel.jit.datasets.image_files import EMNIST_SUBSETS, CifarFiles, EmnistFiles, ImageParts, MnistFiles
 from bushel.jit.host_callbacks import DiskSource
 
 
+@in_states("image_example")
 class Example(NamedTuple):
     """An image and its label, or a batch of them. Access them by name, by key, or by unpacking.
 
@@ -36,6 +38,7 @@ class Example(NamedTuple):
         return self._fields
 
 
+@in_states("fine_image_example")
 class FineExample(NamedTuple):
     """An image with a label, and the label of the larger group that its kind belongs to."""
 
@@ -56,6 +59,7 @@ def _make_example(images: Any, *labels: Any) -> Any:
     return (Example if len(labels) == 1 else FineExample)(images, *labels)
 
 
+@in_states("ImageDataset")
 class ImageDataset:
     """Images as uint8 (rows, columns, colours) and labels as int32, from files in a cache folder.
 
@@ -88,6 +92,7 @@ class ImageDataset:
         return self._arrays._asdict()
 
 
+@in_states("StandardImageDataset")
 class StandardImageDataset(ImageDataset):
     """An image data set with the splits "train" and "test", and no other choice."""
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bushel.base.state_names import in_states
 from bushel.jit.datasets.time_utils import (
     load_time_series_from_csv,
     make_sequence_disk_source,
@@ -17,6 +18,7 @@ from bushel.jit.host_callbacks import DiskSource
 CSV_URL = "https://raw.githubusercontent.com/jbrownlee/Datasets/master/"
 
 
+@in_states("SeriesDataset")
 @dataclass
 class SeriesDataset:
     """Windows of a time series: {"context": ..., "target": ...}.

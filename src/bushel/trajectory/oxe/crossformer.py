@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+from bushel.base.state_names import in_states
 from bushel.trajectory.oxe.registry import load_project
 from bushel.trajectory.oxe.special_transforms import METRIC_WAYPOINT_SPACING as METRIC_WAYPOINT_SPACING
 
 
+@in_states("crossformer.ProprioEncoding")
 class ProprioEncoding(enum.IntEnum):
     """What the numbers of the proprioception are. Only the documentation depends on it."""
 
@@ -21,6 +23,7 @@ class ProprioEncoding(enum.IntEnum):
     QUADRUPED = 6
 
 
+@in_states("crossformer.ActionEncoding")
 class ActionEncoding(enum.IntEnum):
     """What the numbers of an action are. It determines which of them are normalised."""
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+from bushel.base.state_names import in_states
 from bushel.trajectory.oxe.registry import load_project
 
 
+@in_states("octo.ProprioEncoding")
 class ProprioEncoding(enum.IntEnum):
     """What the numbers of the proprioception are. Only the documentation depends on it."""
 
@@ -19,6 +21,7 @@ class ProprioEncoding(enum.IntEnum):
     POS_NAV = 5
 
 
+@in_states("octo.ActionEncoding")
 class ActionEncoding(enum.IntEnum):
     """What the numbers of an action are. It determines which of them are normalised."""
 

@@ -6,11 +6,13 @@ import enum
 import os
 from typing import Any
 
+from bushel.base.state_names import in_states
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.oxe.registry import Mix, Views, load_project
 from bushel.trajectory.oxe.special_transforms import zero_action_filter as zero_action_filter
 
 
+@in_states("openvla.StateEncoding")
 class StateEncoding(enum.IntEnum):
     """What the numbers of the proprioception are. Only the documentation depends on it."""
 
@@ -21,6 +23,7 @@ class StateEncoding(enum.IntEnum):
     JOINT_BIMANUAL = 4
 
 
+@in_states("openvla.ActionEncoding")
 class ActionEncoding(enum.IntEnum):
     """What the numbers of an action are. It determines which of them are normalised."""
 

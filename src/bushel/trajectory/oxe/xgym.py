@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+from bushel.base.state_names import in_states
 from bushel.trajectory.oxe.registry import load_project
 
 
+@in_states("xgym.ProprioEncoding")
 class ProprioEncoding(enum.IntEnum):
     """What the numbers of the proprioception are. Only the documentation depends on it."""
 
@@ -21,6 +23,7 @@ class ProprioEncoding(enum.IntEnum):
     MANO = 7
 
 
+@in_states("xgym.ActionEncoding")
 class ActionEncoding(enum.IntEnum):
     """What the numbers of an action are. It determines which of them are normalised."""
 
@@ -34,6 +37,7 @@ class ActionEncoding(enum.IntEnum):
     MANO = 7
 
 
+@in_states("xgym.ActionDim")
 class ActionDim(enum.IntEnum):
     """Widths of actions. Several names have the same width."""
 
@@ -53,6 +57,7 @@ class ActionDim(enum.IntEnum):
     K3DS = 84
 
 
+@in_states("xgym.ProprioDim")
 class ProprioDim(enum.IntEnum):
     """Widths of proprioception. For hands it has a number more than the action: the focal length of the camera."""
 
