@@ -97,7 +97,7 @@ def _describe_data(call: str, node: Node, examined: dict[str, Examination], memo
     """How a state compares the data of a source, and how a cache on disk does."""
     found = examined.get("data") or examined["parameters"]
     subject = node.source if isinstance(node, (Source, Records)) else getattr(node, "dataset", None)
-    full, problem = identity.examine_data(subject, memo=memo)
+    full, problem = identity.examine_all_data(node, subject, memo)
     how = "in a state: samples" if found.sampled else "in a state: in full"
     if callable(getattr(subject, "fingerprint", None)) and not getattr(subject, "in_memory", False):
         how = "by fingerprint"
