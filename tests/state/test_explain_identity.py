@@ -195,7 +195,6 @@ def test_all_data_of_a_source_are_read_once(monkeypatch, tmp_path):
     next(it)
     it.get_state()
     assert reads.count(16) == 0  # a state reads samples of large data
-    bushel.explain_identity(ds)
-    bushel.explain_identity(ds)
     list(ds[:3].to_iter_dataset().cache(tmp_path / "cache"))
+    bushel.explain_identity(ds)
     assert reads.count(16) == 1
