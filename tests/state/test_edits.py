@@ -215,6 +215,10 @@ CHANGED = {
         "@dataclasses.dataclass\nclass T:\n    by: int = dataclasses.field(default=1, metadata={'k': VALUE})\n"
         "ds = RANGE.map(lambda x: x * dataclasses.fields(T)[0].metadata['k'])"
     ),
+    "type of a field of pydantic": (
+        "import pydantic\nclass M(pydantic.BaseModel):\n    by: 'int' if VALUE == 2 else 'float' = 1\n"
+        "ds = RANGE.map(lambda x: x * (type(M(by=1.0).by) is int))"
+    ),
     "large dict of numbers": "P = {n: n for n in range(5000)}\nP[77] = VALUE\nds = RANGE.map(lambda x: x * P[77])",
     "format of a struct": "import struct\nP = struct.Struct('VALUEi')\nds = RANGE.map(lambda x: x * P.size)",
     "ctypes": "import ctypes\nP = ctypes.c_int(VALUE)\nds = RANGE.map(lambda x: x * P.value)",
@@ -319,6 +323,17 @@ MODULES = {
             ("deep.py", "K = 2\n", "K = 3\n"),
         ),
     ),
+    "field of a dataclass in a module that a function imports": Edit(
+        "def f(x):\n    import helper\n    return x * helper.count()\nds = bushel.MapDataset.range(8).map(f)\n",
+        "def f(x):\n    import helper\n    return x * helper.count()\nds = bushel.MapDataset.range(8).map(f)\n",
+        (
+            (
+                "helper.py",
+                "import dataclasses\n@dataclasses.dataclass\nclass A:\n    a: int = 1\n    b = 2\ndef count(): return len(dataclasses.fields(A))\n",
+                "import dataclasses\n@dataclasses.dataclass\nclass A:\n    a: int = 1\n    b: int = 2\ndef count(): return len(dataclasses.fields(A))\n",
+            ),
+        ),
+    ),
     "import of a folder without __init__ inside a function": Edit(
         "def f(x):\n    from folder import helper\n    return helper.scale(x)\nds = bushel.MapDataset.range(8).map(f)\n",
         "def f(x):\n    from folder import helper\n    return helper.scale(x)\nds = bushel.MapDataset.range(8).map(f)\n",
@@ -414,6 +429,10 @@ SAME = {
         "@dataclasses.dataclass\nclass A:\n    'Words.'\n\n    # words\n    k: int = 1\nds = RANGE.map(lambda x: x + A().k)",
     ),
     "annotations": ("def f(x: int) -> int: return x\nds = RANGE.map(f)", "def f(x: 'Foo') -> float: return x\nds = RANGE.map(f)"),
+    "docstring of a model of pydantic": (
+        "import pydantic\nclass M(pydantic.BaseModel):\n    by: int = 1\nds = RANGE.map(lambda x: x * M().by)",
+        "import pydantic\n# words\nclass M(pydantic.BaseModel):\n    'Words.'\n    by: int = 1\nds = RANGE.map(lambda x: x * M().by)",
+    ),
     "environment": ("def f(x):\n    os.environ.get('HOME')\n    return x\nds = RANGE.map(f)",) * 2,
     "library functions": (
         "import jax, jax.numpy as jnp\ndef f(x):\n    return int(jax.nn.relu(jnp.where(x > 1, x, 0)) + np.mean([x]) + np.sin(0) + jnp.add(0, 0))\nds = RANGE.map(f)",
@@ -423,6 +442,18 @@ SAME = {
 
 HELPER = "def f(x):\n    from helper import scale\n    return scale(x)\nds = bushel.MapDataset.range(8).map(f)\n"
 MODULES_SAME = {
+    "annotations of a module that a function imports": Edit(
+        HELPER,
+        HELPER,
+        (
+            (
+                "helper.py",
+                "K = 1\ndef scale(x): return x * K\nclass A:\n    k: int = 1\n    async def f(self, x): return x\n",
+                "K: int = 1\nL: str\ndef scale(x: int) -> int: return x * K\n"
+                "class A:\n    k: 'float' = 1\n    async def f(self, x: int) -> int:\n        y: int\n        return x\n",
+            ),
+        ),
+    ),
     "words of a module that a function imports": Edit(
         HELPER,
         "import helper\n# words\n\n" + HELPER,

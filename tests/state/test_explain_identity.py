@@ -177,3 +177,24 @@ def test_a_large_array_is_read_once(monkeypatch):
     parts = [MapDataset.range(5).map(functools.partial(np.add, array)) for _ in range(20)]
     iter(MapDataset.mix(parts)).get_state()
     assert reads.count(16) == 1
+
+
+def test_all_data_of_a_source_are_read_once(monkeypatch, tmp_path):
+    from bushel.state import digest
+
+    reads = []
+    plain = digest.hashlib.blake2b
+
+    def counted(*data, digest_size=8):
+        reads.append(digest_size)
+        return plain(*data, digest_size=digest_size)
+
+    monkeypatch.setattr(digest.hashlib, "blake2b", counted)
+    ds = MapDataset.source(np.zeros(1 << 20)).map(float)
+    it = iter(ds)
+    next(it)
+    it.get_state()
+    assert reads.count(16) == 0  # a state reads samples of large data
+    list(ds[:3].to_iter_dataset().cache(tmp_path / "cache"))
+    bushel.explain_identity(ds)
+    assert reads.count(16) == 1

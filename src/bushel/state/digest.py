@@ -187,10 +187,10 @@ _NOT_BEHAVIOUR = {
     "__annotate__", "__annotate_func__", "__annotations_cache__", "__conditional_annotations__", "__qualname__",
     "__name__", "__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__", "__type_params__",
     "__dataclass_fields__", "__slotnames__", "__dataclass_params__", "__classdictcell__", "__builtins__",
-    "__protocol_attrs__",
+    "__protocol_attrs__", "__pydantic_core_schema__", "__pydantic_serializer__", "__pydantic_validator__",
     "_is_protocol", "_is_runtime_protocol", "__non_callable_proto_members__", "__subclasshook__", "__wrapped__",
 }  # fmt: skip
-"""Attributes of classes and wrappers that are words, or that Python writes for itself."""
+"""Attributes of classes and wrappers that are words, or that Python or pydantic makes from the others."""
 _OF_THE_FILE = {
     "__name__", "__file__", "__spec__", "__package__", "__doc__", "__builtins__", "__loader__", "__path__",
     "__cached__",

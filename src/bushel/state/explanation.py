@@ -10,6 +10,7 @@ from bushel.graph.custom import Custom
 from bushel.graph.leaves import Source
 from bushel.graph.node import Node, skip_transparent
 from bushel.graph.records import Records
+from bushel.sources.iterables import IterableStream
 from bushel.state import identity
 from bushel.state.digest import Examination, Memo
 
@@ -97,14 +98,18 @@ def _describe_data(call: str, node: Node, examined: dict[str, Examination], memo
     """How a state compares the data of a source, and how a cache on disk does."""
     found = examined.get("data") or examined["parameters"]
     subject = node.source if isinstance(node, (Source, Records)) else getattr(node, "dataset", None)
-    full, problem = identity.examine_data(subject, memo=memo)
+    full, problem = identity.examine_all_data(node, subject, memo)
     how = "in a state: samples" if found.sampled else "in a state: in full"
-    if callable(getattr(subject, "fingerprint", None)) and not getattr(subject, "in_memory", False):
+    given = subject.iterable if isinstance(subject, IterableStream) else subject
+    if isinstance(subject, IterableStream) and callable(given):
+        how = "the code of its function"
+    elif callable(getattr(given, "fingerprint", None)) and not getattr(given, "in_memory", False):
         how = "by fingerprint"
-    elif problem:
+    elif problem and subject is given:
         how = "in a state: its class, attributes, length and repr"
     rows = [IdentityPart(call, "data", how, found.digest[:6])]
-    on_disk = f"unknown: {problem}" if problem else "by fingerprint" if how == "by fingerprint" else "in full"
+    known = how if how in ("by fingerprint", "the code of its function") else "in full"
+    on_disk = f"unknown: {problem}" if problem else known
     rows.append(IdentityPart(call, "data", f"in cache(folder), save, column(cache=...): {on_disk}", full.digest[:6]))
     return rows
 

@@ -143,10 +143,7 @@ def _data_in_full(node: Node, parameters: str, memo: Memo, trust_source: bool, m
         subject = cast(Custom, node).dataset
     else:
         return parameters
-    known = vars(node).get(_FULL_PART)
-    if known is None:
-        known = vars(node)[_FULL_PART] = examine_data(subject, memo=memo)
-    found, problem = known
+    found, problem = vars(node)[_FULL_PART] = examine_all_data(node, subject, memo)
     if problem and not trust_source:
         raise ValueError(
             f"{method} cannot know whether the data of {_describe_subject(node, subject)} are the same in a later run: "
@@ -155,6 +152,12 @@ def _data_in_full(node: Node, parameters: str, memo: Memo, trust_source: bool, m
             "never change."
         )
     return found.digest
+
+
+def examine_all_data(node: Node, subject: Any, memo: Memo) -> tuple[Examination, str]:
+    """What `examine_data` says of the data of a node, or has said when something was kept on disk."""
+    known = vars(node).get(_FULL_PART)
+    return examine_data(subject, memo=memo) if known is None else known
 
 
 def _describe_subject(node: Node, subject: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import importlib.machinery
@@ -27,12 +28,54 @@ class OwnModule:
 
     @functools.cached_property
     def code(self) -> types.CodeType | None:
-        """The code of the whole module; None if it cannot be read."""
+        """The code of the whole module without annotations; None if it cannot be read."""
         try:
             with open(self.file, "rb") as file:
-                return compile(file.read(), self.file, "exec", dont_inherit=True)
+                tree = _WithoutAnnotations().visit(ast.parse(file.read(), self.file))
+            return compile(tree, self.file, "exec", dont_inherit=True)
         except (OSError, SyntaxError, ValueError):
             return None
+
+
+class _WithoutAnnotations(ast.NodeTransformer):
+    """Takes annotations away. In a class, one says that its name is a field: there, None remains of it."""
+
+    _in_class = False
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if getattr(node, "body", None) == []:  # a lonely annotation was taken away
+            vars(node)["body"] = [ast.copy_location(ast.Pass(), node)]
+        return node
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = None
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        if self._in_class:
+            node.annotation = ast.copy_location(ast.Constant(None), node.annotation)
+            return self.generic_visit(node)
+        if node.value is None:
+            return None
+        return self.generic_visit(ast.copy_location(ast.Assign([node.target], node.value), node))
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return self._visit_inside(node, in_class=True)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self._visit_inside(node, in_class=False)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        node.returns = None
+        return self._visit_inside(node, in_class=False)
+
+    def _visit_inside(self, node: ast.AST, *, in_class: bool) -> ast.AST:
+        before, self._in_class = self._in_class, in_class
+        self.generic_visit(node)
+        self._in_class = before
+        return node
 
 
 def list_modules(module: str, level: int, taken: tuple[str, ...], names: dict[str, Any]) -> list[str]:
