@@ -105,7 +105,9 @@ def _describe_data(call: str, node: Node, examined: dict[str, Examination], memo
         how = "in a state: its class, attributes, length and repr"
     rows = [IdentityPart(call, "data", how, found.digest[:6])]
     on_disk = f"unknown: {problem}" if problem else "by fingerprint" if how == "by fingerprint" else "in full"
-    rows.append(IdentityPart(call, "data", f"in cache(folder), save, column(cache=...): {on_disk}", full.digest[:6]))
+    rows.append(
+        IdentityPart(call, "data", f"in cache(folder), save, column(cache_dir=...): {on_disk}", full.digest[:6])
+    )
     return rows
 
 
