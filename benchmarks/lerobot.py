@@ -56,7 +56,9 @@ def write_data(folder: Path, codec: str, episodes: int = EPISODES) -> Path:
         state = rng.normal(size=(LENGTH, 7)).astype(np.float32)
         np.savez(source / f"{episode}.npz", **frames, state=state, action=state + 1)
     target = folder / codec
-    convert_episodes(source, target, to="lerobot", kind="npz", fps=FPS, codec=codec, key_frame_interval=2, task="move")
+    convert_episodes(
+        source, target, format="lerobot", source_format="npz", fps=FPS, codec=codec, key_frame_interval=2, task="move"
+    )
     return target
 
 

@@ -154,7 +154,9 @@ def _write_lerobot(folder: Path, rng: np.random.Generator) -> None:
         images = rng.integers(0, 256, (100, 12, 16, 3), np.uint8).repeat(8, 1).repeat(8, 2)
         state = rng.random((100, 7), np.float32)
         np.savez(folder / "recorded" / f"{episode}.npz", front=images, state=state, action=state)
-    convert_episodes(folder / "recorded", folder / "lerobot", to="lerobot", kind="npz", fps=10, task="move")
+    convert_episodes(
+        folder / "recorded", folder / "lerobot", format="lerobot", source_format="npz", fps=10, task="move"
+    )
 
 
 def _write_bag(folder: Path, rng: np.random.Generator) -> None:

@@ -205,7 +205,7 @@ def open_policy() -> Session:
             language_instruction=episode["task"]["language_instruction"][0].decode(),
         )
     target = folder / "kitchen"
-    convert_episodes(folder / "raw", target, to="lerobot", kind="npz", fps=10, codec=None, progress=False)
+    convert_episodes(folder / "raw", target, format="lerobot", source_format="npz", fps=10, codec=None, progress=False)
     info = json.loads((target / "meta" / "info.json").read_text())
     for name in ("action", "observation.state"):
         info["features"][name]["names"] = JOINTS

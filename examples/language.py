@@ -66,7 +66,7 @@ def length(element):
 def packed(values, offsets, cache):
     """Rows of LENGTH tokens: texts that are neither trivial nor too long, each whole."""
     ds = bushel.MapDataset.source(bushel.sources.RaggedDataSource({"tokens": values}, offsets))
-    lengths = ds.column(length, cache=cache)
+    lengths = ds.column(length, cache_dir=cache)
     fitting = ds.where((lengths >= 8) & (lengths <= LENGTH))
     return len(fitting), fitting.pack(lengths, {"tokens": LENGTH}, seed=0)
 

@@ -61,7 +61,9 @@ def record(folder, episodes):
             key: value.astype(np.float32) if value.dtype == float else value for key, value in simulate(rng).items()
         }
         np.savez(folder / "recorded" / f"{number}.npz", **episode)
-    convert_episodes(folder / "recorded", folder / "hand", to="lerobot", kind="npz", fps=FPS, task="go to the cube")
+    convert_episodes(
+        folder / "recorded", folder / "hand", format="lerobot", source_format="npz", fps=FPS, task="go to the cube"
+    )
     rover = []
     for _ in range(episodes // 4):
         steps = simulate(rng)

@@ -59,7 +59,7 @@ def try_all(ds, folder):
         found["save"] = "refused"
     if isinstance(ds, bushel.MapDataset):
         try:
-            values = [int(x) for x in ds.column(lambda x: int(x), cache=where["column"]).values]
+            values = [int(x) for x in ds.column(lambda x: int(x), cache_dir=where["column"]).values]
         except ValueError as error:
             if "every epoch" in str(error) or "missing" in str(error):
                 return found  # it has no columns

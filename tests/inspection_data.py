@@ -79,5 +79,5 @@ def write_episodes(folder: Path) -> None:
             demo["actions"], demo["obs/state"] = actions, state
             demo["obs/agentview_image"] = np.zeros((steps, 16, 16, 3), np.uint8)
             demo.attrs["num_samples"] = steps
-    convert_episodes(folder / "npz", folder / "rlds" / "mine", to="rlds", shards=2, progress=False)
-    convert_episodes(folder / "npz", folder / "lerobot", to="lerobot", fps=10, robot_type="arm", progress=False)
+    convert_episodes(folder / "npz", folder / "rlds" / "mine", format="rlds", shards=2, progress=False)
+    convert_episodes(folder / "npz", folder / "lerobot", format="lerobot", fps=10, robot_type="arm", progress=False)

@@ -83,7 +83,12 @@ def write_all_formats(folder: Path) -> dict[str, tuple[str, str]]:
                 observation["wrist"],
             )
     convert_episodes(
-        str(folder / "npz" / "arm"), str(folder / "lerobot" / "arm"), to="lerobot", kind="npz", fps=10, codec=None
+        str(folder / "npz" / "arm"),
+        str(folder / "lerobot" / "arm"),
+        format="lerobot",
+        source_format="npz",
+        fps=10,
+        codec=None,
     )
     places = {kind: ("arm", str(folder / kind)) for kind in ("rlds", "npz", "aloha", "robomimic", "lerobot")}
     return places

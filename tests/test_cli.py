@@ -310,13 +310,16 @@ def test_sources_behind_urls_with_options(tmp_path, capsys):
     bag(tmp_path / "in.bag", RECORDS)
     with Web((tmp_path / "in.bag").read_bytes()) as web:
         words = ["convert", f"{web.url}/in.bag", f"{tmp_path}/out.bag", "--overwrite"]
-        assert cli.main([*words, "--option", f"cache_dir={tmp_path}/copies", "--option", "timeout_s=5"]) == 0
+        assert (
+            cli.main([*words, "--storage-option", f"cache_dir={tmp_path}/copies", "--storage-option", "timeout_s=5"])
+            == 0
+        )
         assert list(BagzDataSource(tmp_path / "out.bag")) == RECORDS
         assert len(list(tmp_path.glob("copies/*.copy"))) == 1
-        assert cli.main([*words, "--option", "cache_bytes=0"]) == 1
+        assert cli.main([*words, "--storage-option", "cache_bytes=0"]) == 1
         assert "cache_bytes must be positive" in capsys.readouterr().err
-        assert cli.main([*words, "--option", "retries"]) == 1
-        assert "--option takes NAME=VALUE" in capsys.readouterr().err
+        assert cli.main([*words, "--storage-option", "retries"]) == 1
+        assert "--storage-option takes NAME=VALUE" in capsys.readouterr().err
 
 
 def test_lines_of_text_become_records(tmp_path):
@@ -499,3 +502,19 @@ def test_bad_words_get_a_sentence(words, sentence, tmp_path, monkeypatch, capsys
     (tmp_path / "in.xyz").write_bytes(b"")
     assert cli.main(["convert", *words]) == 1
     assert f"bushel: {sentence}" in capsys.readouterr().err
+
+
+def test_the_formats_may_be_named_instead_of_shown_by_the_ending(tmp_path, capsys):
+    tfrecord(tmp_path / "in", RECORDS)
+    words = ["convert", f"{tmp_path}/in", f"{tmp_path}/out", "--from", "tfrecord", "--to"]
+    assert cli.main([*words, "bagz"]) == 0
+    assert list(BagzDataSource(tmp_path / "out", compressed=True)) == RECORDS
+    made = convert(tmp_path / "in", tmp_path / "x.other", source_format="tfrecord", format="bagz", shards=2, workers=1)
+    assert [os.path.basename(path) for path in made] == ["x-00000-of-00002.other", "x-00001-of-00002.other"]
+    assert list(BagzDataSource(made, compressed=True)) == RECORDS
+    with pytest.raises(ValueError, match=r"python needs an ending, such as python\.bagz: of several files each gets"):
+        convert(tmp_path / "in", tmp_path / "python", source_format="tfrecord", format="bagz", shards=2)
+    assert cli.main([*words, "zip"]) == 1
+    assert "format must be one of array_record, tfrecord, bag, bagz, parquet; got 'zip'" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"x\.bag has the ending of bag, but format is bagz: choose another name"):
+        convert(tmp_path / "in", tmp_path / "x.bag", source_format="tfrecord", format="bagz")

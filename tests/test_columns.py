@@ -34,7 +34,7 @@ def square(x):
 def test_the_values_are_the_same_for_any_workers(options, length, tmp_path):
     ds = MapDataset.range(length)
     for cache in (None, tmp_path):
-        found = ds.column(square, options=options, cache=cache)
+        found = ds.column(square, options=options, cache_dir=cache)
         assert np.asarray(found).tolist() == [x * x for x in range(length)]
 
 
@@ -73,7 +73,7 @@ def test_values_of_several_types_become_one():
 def test_what_is_no_value_is_refused(function, sentence, tmp_path):
     for cache in (None, tmp_path):
         with pytest.raises((TypeError, ValueError, ZeroDivisionError), match=sentence):
-            MapDataset.range(100).column(function, cache=cache)
+            MapDataset.range(100).column(function, cache_dir=cache)
     assert not list(tmp_path.glob("*.npy"))
 
 
@@ -91,19 +91,19 @@ def test_a_saved_column_is_not_computed_again(tmp_path):
         return x * 3
 
     ds = MapDataset.range(100)
-    first = ds.column(counted, cache=tmp_path, options=HERE)
+    first = ds.column(counted, cache_dir=tmp_path, options=HERE)
     calls.clear()
-    again = ds.shuffle(4).column(counted, cache=tmp_path, options=HERE)
+    again = ds.shuffle(4).column(counted, cache_dir=tmp_path, options=HERE)
     assert not calls and np.array_equal(first, again)
     (file,) = tmp_path.iterdir()
     assert isinstance(again.values.base, np.memmap) and file.suffix == ".npy"
-    ds.map(square).column(counted, cache=tmp_path, options=HERE)
+    ds.map(square).column(counted, cache_dir=tmp_path, options=HERE)
     assert len(calls) == 100 and len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_mapped_column_goes_to_workers_by_name(tmp_path):
     ds = MapDataset.range(50_000).shuffle(2)
-    column = ds.column(lambda x: x % 7 == 0, cache=tmp_path)
+    column = ds.column(lambda x: x % 7 == 0, cache_dir=tmp_path)
     import cloudpickle
 
     assert len(cloudpickle.dumps(ds.where(column)._node)) < 10_000
@@ -115,7 +115,7 @@ def test_a_mapped_column_goes_to_workers_by_name(tmp_path):
 
 def test_another_function_has_another_file(tmp_path):
     ds = MapDataset.range(10)
-    one, two = (ds.column(lambda x, k=k: x + k, cache=tmp_path) for k in (1, 2))
+    one, two = (ds.column(lambda x, k=k: x + k, cache_dir=tmp_path) for k in (1, 2))
     assert not np.array_equal(one, two) and len(list(tmp_path.glob("*.npy"))) == 2
 
 
@@ -132,7 +132,7 @@ def slow(x):
     return x * 2
 
 ds = bushel.MapDataset.range({count})
-column = ds.column(slow, cache={cache!r}, options=bushel.MultiprocessingOptions(num_workers={workers}))
+column = ds.column(slow, cache_dir={cache!r}, options=bushel.MultiprocessingOptions(num_workers={workers}))
 assert np.array_equal(column, np.arange({count}) * 2)
 """
 
@@ -165,7 +165,7 @@ def test_what_was_computed_before_an_error_is_kept(tmp_path):
         return x
 
     with pytest.raises(OSError, match="a bad disk"):
-        MapDataset.range(1000).column(function, cache=tmp_path, options=HERE)
+        MapDataset.range(1000).column(function, cache_dir=tmp_path, options=HERE)
     assert list(tmp_path.glob("*.parts/*.npy")) and not list(tmp_path.glob("*.npy"))
 
 
@@ -186,17 +186,17 @@ def folder(path: Path) -> Path:
 
 def test_a_damaged_file_is_told_and_computed_again(tmp_path):
     ds = MapDataset.range(1000)
-    ds.column(square, cache=tmp_path)
+    ds.column(square, cache_dir=tmp_path)
     (file,) = tmp_path.glob("*.npy")
     data = file.read_bytes()
     for damaged in (data[:500], b"", b"nothing of ours", data[:-1], data[:600] + b"?" + data[601:]):
         file.write_bytes(damaged)
         with pytest.warns(UserWarning, match=f"{file} cannot be used and is computed again: .*damaged"):
-            assert np.asarray(ds.column(square, cache=tmp_path))[31] == 31 * 31
+            assert np.asarray(ds.column(square, cache_dir=tmp_path))[31] == 31 * 31
         assert file.read_bytes() == data
     sealed.write_array(file, np.arange(5))
     with pytest.warns(UserWarning, match=r"It should hold 1000 values, and holds int64\[5\]"):
-        assert np.asarray(ds.column(square, cache=tmp_path))[3] == 9
+        assert np.asarray(ds.column(square, cache_dir=tmp_path))[3] == 9
 
 
 def test_a_torn_part_is_computed_again(tmp_path, monkeypatch):
@@ -210,14 +210,14 @@ def test_a_torn_part_is_computed_again(tmp_path, monkeypatch):
     (tmp_path / "fail").touch()
     ds, cache = MapDataset.range(1000), tmp_path / "cache"
     with pytest.raises(OSError, match="gone"):
-        ds.column(fails, cache=cache, options=HERE)
+        ds.column(fails, cache_dir=cache, options=HERE)
     parts = sorted(cache.glob("*.parts/*.npy"))
     assert len(parts) > 3
     parts[2].write_bytes(parts[2].read_bytes()[:-3])
     (tmp_path / "fail").unlink()
     monkeypatch.setattr(computing, "_SAVE_EVERY_S", 1.0)  # parts now have other bounds
     with pytest.warns(UserWarning, match=f"{parts[2].name} is damaged"):
-        assert np.array_equal(ds.column(fails, cache=cache, options=HERE), np.arange(1000))
+        assert np.array_equal(ds.column(fails, cache_dir=cache, options=HERE), np.arange(1000))
 
 
 def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
@@ -283,7 +283,7 @@ def test_a_column_has_the_value_of_each_record_or_says_which_is_missing(
     folder = tmp_path_factory.mktemp("columns") if saved else None
 
     def column():
-        return ds.column(twice, options=options, vectorized=vectorized, cache=folder)
+        return ds.column(twice, options=options, vectorized=vectorized, cache_dir=folder)
 
     if not missing:
         assert np.asarray(column()).tolist() == [2 * x for x in range(length)]
@@ -305,10 +305,10 @@ def test_a_column_saved_when_missing_elements_shifted_it_is_not_used(tmp_path, m
     ds = MapDataset.range(256)
     with monkeypatch.context() as before:
         before.setattr(computing, "_FORMAT", 1)
-        ds.column(square, cache=tmp_path)
+        ds.column(square, cache_dir=tmp_path)
     (file,) = tmp_path.glob("*.npy")
     np.save(file, np.zeros(256))
-    assert np.asarray(ds.column(square, cache=tmp_path))[255] == 255 * 255
+    assert np.asarray(ds.column(square, cache_dir=tmp_path))[255] == 255 * 255
 
 
 def test_pieces_of_workers_do_not_fill_their_shared_memory(caplog):

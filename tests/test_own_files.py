@@ -37,7 +37,7 @@ class Columns:
         self.read(folder)
 
     def read(self, folder):
-        return np.asarray(MapDataset.range(300).column(square, cache=folder)).tolist()
+        return np.asarray(MapDataset.range(300).column(square, cache_dir=folder)).tolist()
 
 
 TRAJECTORIES = [

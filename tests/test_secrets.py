@@ -541,12 +541,12 @@ def test_the_command_line_shows_none(places, capsys, tmp_path):
     web, _ = places.of("web", "", "x.tfrecord")
     target = tmp_path / "x.bag"
     gone = f"http://me:{MARKER}@127.0.0.1:1/x.tfrecord?sig={MARKER}"
-    quick = ["--option", "retries=0", "--option", "timeout_s=1", "--quiet"]
+    quick = ["--storage-option", "retries=0", "--storage-option", "timeout_s=1", "--quiet"]
     for words, code in (
         (["convert", web, target, "--workers", "1"], 0),
         (["convert", gone, target, "--overwrite", *quick], 1),
-        (["convert", web, target, "--option", f"secret={MARKER}", "--overwrite"], 1),
-        (["convert", web, target, "--option", MARKER], 1),
+        (["convert", web, target, "--storage-option", f"secret={MARKER}", "--overwrite"], 1),
+        (["convert", web, target, "--storage-option", MARKER], 1),
         (["convert", web, f"s3://me:{MARKER}@b/x.bag"], 1),
         (["convert", web, target, "--optoin", f"secret={MARKER}"], 2),
         (["convert", web, target, f"--optoin=secret={MARKER}"], 2),

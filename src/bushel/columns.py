@@ -44,14 +44,14 @@ def column(
     node: MapNode,
     function: Any,
     *,
-    cache: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
     options: WorkerOptions | None = None,
     vectorized: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     trust_source: bool = False,
 ) -> Column:
     """The column of `function` over the records of `node`; see `MapDataset.column`."""
-    folder = None if cache is None else output_folders.open_folder(cache, storage_options)
+    folder = None if cache_dir is None else output_folders.open_folder(cache_dir, storage_options)
     freeze(node)  # the nodes computed below may be copies of its nodes, with the same functions
     records, arrays = [], []
     for record, made in find_records(node):
@@ -79,7 +79,7 @@ def _compute_values(
             known = known.extend(begin, piece)
             pieces.append((count, piece))
         return known.join(pieces)
-    name = digest(_FORMAT, identify_in_full(node, trust_source=trust_source, method="column(cache=...)"))
+    name = digest(_FORMAT, identify_in_full(node, trust_source=trust_source, method="column(cache_dir=...)"))
     whole = f"{name}.npy"
     values = _kept(folder, whole, node.length, warn=False)
     if values is None:

@@ -454,10 +454,10 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         """
         return IterPipeline(ordered.ZipStream((self._node, *_nodes_of(others, "zip")), bool(strict)))
 
-    @explains_arguments("Write `stream.cache(folder)`.", path="Write `folder={0}`.", cache_dir="Write `folder={0}`.")
+    @explains_arguments("Write `stream.cache(folder)`.", path="Write `cache_dir={0}`.", folder="Write `cache_dir={0}`.")
     def cache(
         self,
-        folder: str | os.PathLike[str] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,
         trust_source: bool = False,
@@ -469,7 +469,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         between epochs must come after it.
 
         Args:
-          folder: keeps elements in files there, pickled, for other processes and later runs; None keeps them in
+          cache_dir: keeps elements in files there, pickled, for other processes and later runs; None keeps them in
             memory. It may be an address in a store, such as "s3://bucket/cache". Use only folders that you trust:
             loading a pickle can run code.
           storage_options: of the store.
@@ -485,8 +485,8 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         parent = self._node
         if parent.length is not None and checks.is_endless(parent.length):
             raise ValueError(f"{parent.call()} has no end, so it cannot be kept. Call `cache` before `repeat`.")
-        store = stores.Memory() if folder is None else stores.Files(folder, storage_options)
-        return IterPipeline(cache.Cache(parent, store, _CacheKey(parent, folder is not None, trust_source)))
+        store = stores.Memory() if cache_dir is None else stores.Files(cache_dir, storage_options)
+        return IterPipeline(cache.Cache(parent, store, _CacheKey(parent, cache_dir is not None, trust_source)))
 
     @explains_arguments(
         "Write `stream.mp_prefetch(bushel.MultiprocessingOptions(num_workers=4))`.",

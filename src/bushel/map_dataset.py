@@ -659,7 +659,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         self,
         function: Callable[[T_co], Any],
         *,
-        cache: str | os.PathLike[str] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         options: WorkerOptions | None = None,
         vectorized: bool = False,
         storage_options: Mapping[str, Any] | None = None,
@@ -673,8 +673,8 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
 
         Args:
           function: returns a number, a small array of one shape, or a flat dict of them.
-          cache: a folder to save the column in, here or in a store ("s3://bucket/columns"), under the identity of the
-            pipeline and the function, with all data in memory. An interrupted computation continues where it was.
+          cache_dir: a folder to save the column in, here or in a store ("s3://bucket/columns"), under the identity of
+            the pipeline and the function, with all data in memory. An interrupted computation continues where it was.
           options: worker processes; by default one per core, if it takes longer than 0.3 seconds. The values do not
             depend on the number of workers.
           vectorized: the function takes a tree of arrays with a leading axis and returns one value per element.
@@ -691,7 +691,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         return columns.column(
             self._node,
             checked,
-            cache=cache,
+            cache_dir=cache_dir,
             options=options,
             vectorized=vectorized,
             storage_options=storage_options,

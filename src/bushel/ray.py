@@ -32,7 +32,7 @@ def jobs_on_cluster(options: RayOptions | None = None) -> Iterator[None]:
     bit for bit. A job that takes less than half a second stays in this process.
 
     >>> with jobs_on_cluster(RayOptions(num_workers=64)):  # doctest: +SKIP
-    ...     lengths = ds.column(len, cache="s3://bucket/columns")
+    ...     lengths = ds.column(len, cache_dir="s3://bucket/columns")
     """
     chosen = RayOptions() if options is None else options
     with keeping_actors(chosen), using_for_jobs(chosen):

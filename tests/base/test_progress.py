@@ -237,7 +237,7 @@ def test_every_long_operation_of_files_tells_how_far_it_is(tmp_path):
         ds.save(tmp_path / "saved", format="tfrecord")
         bushel.sources.convert(tmp_path / "x.txt", tmp_path / "y.tfrecord")
         bushel.sources.open(tmp_path / "y.tfrecord")
-        convert_episodes(tmp_path / "arm", tmp_path / "rlds" / "arm", to="rlds")
+        convert_episodes(tmp_path / "arm", tmp_path / "rlds" / "arm", format="rlds")
         RLDSBuilder("arm", tmp_path / "rlds").episodes().index(cache_dir=tmp_path / "index")
         get_dataset_statistics([{"observation": {}, "action": np.zeros((5, 2))}], [], ["all"], tmp_path / "statistics")
         list(iterate_once(ds, "a pass"))

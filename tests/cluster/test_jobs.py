@@ -77,7 +77,7 @@ def actors(cluster: Any) -> Iterator[bushel.RayOptions]:
 
 
 def test_columns_tables_and_statistics_use_the_same_actors(actors, at_once, tmp_path):
-    column = bushel.MapDataset.range(1000).column(facts, cache=tmp_path / "columns")
+    column = bushel.MapDataset.range(1000).column(facts, cache_dir=tmp_path / "columns")
     assert same(column.values["root"], np.sqrt(np.arange(1000)))
     assert set(column.values["process"]) - {os.getpid()}, "no actor has computed anything"
     begun = set(clusters.living_actors())
@@ -123,10 +123,10 @@ def test_an_interrupted_column_goes_on_where_it_was(actors, monkeypatch, tmp_pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns.Progress, "show", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            ds.column(slow_root, cache=tmp_path, options=actors)
+            ds.column(slow_root, cache_dir=tmp_path, options=actors)
     seen.clear()
     monkeypatch.setattr(columns.Progress, "show", lambda self, done: seen.append(done))
-    column = ds.column(slow_root, cache=tmp_path, options=actors)
+    column = ds.column(slow_root, cache_dir=tmp_path, options=actors)
     assert seen[0] >= 448, "it began anew"
     assert same(column.values, np.sqrt(np.arange(1500)))
 

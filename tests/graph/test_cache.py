@@ -480,7 +480,7 @@ def test_a_cache_is_filled_anew_when_data_that_a_function_reads_have_changed(tmp
         return list(MapDataset.range(10).to_iter_dataset().map(lambda x: table[x]).cache(tmp_path))
 
     def columns():
-        return np.asarray(MapDataset.range(10).column(lambda x: table[x], cache=tmp_path)).tolist()
+        return np.asarray(MapDataset.range(10).column(lambda x: table[x], cache_dir=tmp_path)).tolist()
 
     assert values() == columns() == [0] * 10
     table[5] = 1

@@ -124,7 +124,7 @@ def test_options_of_robots(written, tmp_path, monkeypatch, capsys):
         "    return {**traj, 'action': traj['action'] * 2, 'observation': {'only': traj['action']}}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    words = ["--standardize", "my_standardize:double", "--split", "train[:2]", "--key", "only"]
+    words = ["--standardize-fn", "my_standardize:double", "--split", "train[:2]", "--key", "only"]
     found = stats(written / "npz", *words, capsys=capsys)
     assert found["num_trajectories"] == 2 and set(found) == {"action", "only", "num_transitions", "num_trajectories"}
     np.testing.assert_allclose(found["action"]["mean"], 2 * np.array(found["only"]["mean"]), rtol=1e-5)

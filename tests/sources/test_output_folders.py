@@ -193,7 +193,7 @@ def test_converted_files_are_those_on_disk_byte_for_byte(base, ending, workers, 
 @pytest.mark.parametrize("scheme", ["s3"])
 def test_the_command_converts_to_a_store(base, tmp_path):
     (tmp_path / "in.txt").write_text("a\nb\n")
-    command = [sys.executable, "-m", "bushel", "convert", "--target-option", "region=us-east-1"]
+    command = [sys.executable, "-m", "bushel", "convert", "--target-storage-option", "region=us-east-1"]
     done = subprocess.run([*command, tmp_path / "in.txt", f"{base}/x.bag"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "2 records, 0.0 MB in 1 file\n"), done.stderr
     assert list(bushel.sources.open(f"{base}/x.bag")) == [b"a", b"b"]
@@ -271,7 +271,7 @@ def test_a_column_is_the_file_on_disk_and_goes_on_after_an_error(base, tmp_path)
         return {"square": x * x, "half": x / 2}
 
     def column(folder):
-        return np.asarray(MapDataset.range(300).column(value, cache=folder, options=options)).tolist()
+        return np.asarray(MapDataset.range(300).column(value, cache_dir=folder, options=options)).tolist()
 
     with pytest.raises(RuntimeError, match="stopped"):
         column(base)
@@ -328,13 +328,13 @@ def test_two_processes_may_compute_the_same_column(base, tmp_path):
     def square(x):
         return x * x
 
-    MapDataset.range(300).column(square, cache=tmp_path, options=options)
+    MapDataset.range(300).column(square, cache_dir=tmp_path, options=options)
     (whole,) = files_in(tmp_path)
     folder, parts = output_folders.open_folder(base), whole.replace(".npy", ".parts")
     for begin, end in ((0, 64), (0, 128), (64, 192)):
         with folder.replacing(f"{parts}/{begin:015d}-{end:015d}.npy") as file:
             sealed.put_array(file, np.arange(begin, end) ** 2)
-    found = MapDataset.range(300).column(square, cache=base, options=options)
+    found = MapDataset.range(300).column(square, cache_dir=base, options=options)
     assert np.asarray(found).tolist() == [x * x for x in range(300)]
     assert files_in(base) == files_in(tmp_path)
 
@@ -380,7 +380,7 @@ elif what == "convert":
 elif what == "cache":
     list(numbers.to_iter_dataset().map(element).cache(base))
 elif what == "column":
-    numbers.column(lambda x: x * x, cache=base, options=workers)
+    numbers.column(lambda x: x * x, cache_dir=base, options=workers)
 print(puts)
 """
 
@@ -542,11 +542,11 @@ def write_with(what, base, options, tmp_path):
     elif what == "write_rlds":
         write_rlds(base, "arm", {"train": [episode(1)]}, storage_options=options)
     elif what == "convert":
-        convert(tmp_path / "in.txt", f"{base}/x.bag", target_options=options)
+        convert(tmp_path / "in.txt", f"{base}/x.bag", target_storage_options=options)
     elif what == "convert in workers":
-        convert(tmp_path / "in.txt", f"{base}/x.bag", shards=2, workers=2, target_options=options)
+        convert(tmp_path / "in.txt", f"{base}/x.bag", shards=2, workers=2, target_storage_options=options)
     elif what == "column":
-        MapDataset.range(3).column(lambda x: x, cache=f"{base}/columns", storage_options=options)
+        MapDataset.range(3).column(lambda x: x, cache_dir=f"{base}/columns", storage_options=options)
     elif what == "statistics":
         save_statistics(f"{base}/x.json", {"action": {"mean": [0.0], "std": [1.0]}}, storage_options=options)
     elif what == "large":
@@ -666,6 +666,6 @@ def test_no_store_makes_a_local_folder_by_accident(tmp_path, monkeypatch):
     with warnings.catch_warnings(), contextlib.suppress(OSError, ValueError):
         warnings.simplefilter("ignore")
         numbered(3, rich).save("memory://somewhere/x", format="bagz")
-        MapDataset.range(3).column(lambda x: x, cache="memory://somewhere/y")
+        MapDataset.range(3).column(lambda x: x, cache_dir="memory://somewhere/y")
         list(MapDataset.range(3).to_iter_dataset().cache("memory://somewhere/z"))
     assert list(tmp_path.iterdir()) == []

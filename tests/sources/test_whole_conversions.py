@@ -118,7 +118,7 @@ class Conversion:
             workers=1,  # the store fails in this process
             overwrite=overwrite,
             progress=False,
-            target_options={**OPTIONS, **options},
+            target_storage_options={**OPTIONS, **options},
         )
 
     def run(self, **options):

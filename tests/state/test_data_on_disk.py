@@ -84,7 +84,7 @@ def test_one_record_of_thousands_counts(tmp_path, make):
         make(rows(-1)).save(tmp_path / "saved", format="bagz")
     if isinstance(make(rows()), MapDataset):
         for values in (rows(), rows(-1), rows()):
-            assert make(values).column(lambda x: x, cache=tmp_path / "column").values.tolist() == values
+            assert make(values).column(lambda x: x, cache_dir=tmp_path / "column").values.tolist() == values
         assert len(list((tmp_path / "column").glob("*.npy"))) == 2
 
 
@@ -221,7 +221,7 @@ KEPT = {
         (ds.to_iter_dataset() if isinstance(ds, MapDataset) else ds).cache(folder, **trust)
     ),
     "save": lambda ds, folder, **trust: ds.save(folder, format="bagz", **trust),
-    "column": lambda ds, folder, **trust: ds.column(lambda x: int(x), cache=folder, **trust),
+    "column": lambda ds, folder, **trust: ds.column(lambda x: int(x), cache_dir=folder, **trust),
 }
 
 

@@ -77,7 +77,7 @@ def test_it_says_how_data_are_compared(source, in_state, on_disk):
         part.how for part in bushel.explain_identity(MapDataset.source(source)).parts if part.what == "data"
     )
     assert first == in_state
-    assert second.startswith("in cache(folder), save, column(cache=...): " + on_disk)
+    assert second.startswith("in cache(folder), save, column(cache_dir=...): " + on_disk)
 
 
 def test_it_is_a_table_and_takes_iterators_and_streams():

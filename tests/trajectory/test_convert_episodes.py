@@ -91,7 +91,7 @@ def test_rlds_to_rlds(rlds, tmp_path, file_format, workers):
     done = convert_episodes(
         rlds,
         tmp_path / "new" / "robot",
-        to="rlds",
+        format="rlds",
         file_format=file_format,
         workers=workers,
         progress=lambda done, of: shown.append((done, of)),
@@ -105,14 +105,14 @@ def test_rlds_to_rlds(rlds, tmp_path, file_format, workers):
         assert found["is_first"].tolist() == [True] + [False] * (len(found["action"]) - 1)
     assert not list((tmp_path / "new").rglob(".converting"))
     with pytest.raises(FileExistsError, match="has a data set already"):
-        convert_episodes(rlds, tmp_path / "new" / "robot", to="rlds")
-    convert_episodes(rlds, tmp_path / "new" / "robot", to="rlds", split="train[:1]", overwrite=True)
+        convert_episodes(rlds, tmp_path / "new" / "robot", format="rlds")
+    convert_episodes(rlds, tmp_path / "new" / "robot", format="rlds", split="train[:1]", overwrite=True)
     assert RLDSBuilder("robot", tmp_path / "new").splits == {"train": 1}
 
 
 def test_the_number_of_files_does_not_depend_on_the_machine(rlds, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", progress=False)
+    convert_episodes(rlds, tmp_path / "new" / "arm", format="rlds", progress=False)
     names = sorted(path.name for path in (tmp_path / "new" / "arm" / "1.0.0").glob("*tfrecord*"))
     assert names == ["arm-train.tfrecord-00000-of-00001", "arm-val.tfrecord-00000-of-00001"]
 
@@ -142,7 +142,9 @@ def frames_of(folder: Path, info: dict[str, Any], camera: str, episode: dict[str
 @pytest.mark.parametrize(("codec", "workers", "fps"), [("h264", 2, 30), ("av1", 1, 12.5), ("hevc", 1, 10)])
 def test_to_lerobot(rlds, tmp_path, codec, workers, fps):
     folder = tmp_path / "lerobot"
-    convert_episodes(rlds, folder, to="lerobot", fps=fps, codec=codec, workers=workers, key_frame_interval=3, crf=20)
+    convert_episodes(
+        rlds, folder, format="lerobot", fps=fps, codec=codec, workers=workers, key_frame_interval=3, crf=20
+    )
     info, found, rows = read_lerobot(folder)
     assert info["splits"] == {"train": "0:3", "val": "3:4"} and info["total_frames"] == 14 and info["fps"] == fps
     assert info["features"]["observation.images.image"]["info"]["video.codec"] == codec
@@ -183,7 +185,7 @@ def test_to_lerobot(rlds, tmp_path, codec, workers, fps):
 
 def test_images_in_rows(rlds, tmp_path):
     """Without videos the images are those of the source, bit for bit."""
-    convert_episodes(rlds, tmp_path / "lerobot", to="lerobot", fps=10, codec=None, workers=1)
+    convert_episodes(rlds, tmp_path / "lerobot", format="lerobot", fps=10, codec=None, workers=1)
     info, found, rows = read_lerobot(tmp_path / "lerobot")
     assert info["features"]["observation.images.image"]["dtype"] == "image" and info["video_path"] is None
     images = np.concatenate([episode["steps"]["observation"]["image"] for episode in episodes()])
@@ -199,8 +201,8 @@ def test_images_in_rows(rlds, tmp_path):
 @pytest.mark.skipif("lerobot" not in KINDS, reason="LeRobot data sets are not read")
 def test_there_and_back(rlds, tmp_path):
     """RLDS to LeRobot and back: all numbers, texts, splits, and images that are not encoded as videos."""
-    convert_episodes(rlds, tmp_path / "lerobot", to="lerobot", fps=10, codec=None)
-    convert_episodes(tmp_path / "lerobot", tmp_path / "back" / "arm", to="rlds")
+    convert_episodes(rlds, tmp_path / "lerobot", format="lerobot", fps=10, codec=None)
+    convert_episodes(tmp_path / "lerobot", tmp_path / "back" / "arm", format="rlds")
     builder = RLDSBuilder("arm", tmp_path / "back")
     assert builder.splits == {"train": 3, "val": 1}
     for found, expected in zip(builder.episodes(), episodes()):
@@ -216,7 +218,7 @@ def test_hdf5_to_both(tmp_path):
     convert_episodes(
         GOLDEN / "robomimic.hdf5",
         tmp_path / "lerobot",
-        to="lerobot",
+        format="lerobot",
         drop=["next_observation", "states"],
         state_keys=["robot0_eef_pos", "robot0_gripper_qpos"],
     )
@@ -230,7 +232,7 @@ def test_hdf5_to_both(tmp_path):
         )
         np.testing.assert_array_equal([row["observation.state"] for row in rows[7:19]], expected)
     reverse = {"reverse_jpeg_colors": True}
-    done = convert_episodes(GOLDEN / "aloha_real_compressed", tmp_path / "aloha", to="rlds", format_options=reverse)
+    done = convert_episodes(GOLDEN / "aloha_real_compressed", tmp_path / "aloha", format="rlds", format_options=reverse)
     assert done.folder == str(tmp_path / "aloha" / "1.0.0")
     answers = np.load(GOLDEN / "aloha.expected.npz")
     (episode,) = RLDSBuilder("aloha", tmp_path).episodes()
@@ -243,7 +245,7 @@ def test_hdf5_to_both(tmp_path):
 
 def test_jpeg_bytes_stay(tmp_path):
     """Images that are encoded already are copied, and not encoded a second time."""
-    convert_episodes(GOLDEN / "aloha_real_compressed", tmp_path / "aloha", to="rlds")
+    convert_episodes(GOLDEN / "aloha_real_compressed", tmp_path / "aloha", format="rlds")
     (found,) = RLDSBuilder("aloha", tmp_path).episodes()
     (source,) = open_episodes("aloha_real_compressed", GOLDEN, kind="aloha").episodes()
     assert all(
@@ -258,7 +260,8 @@ def report(done, of):
     if done >= 5:
         print("held", flush=True)
         time.sleep(600)  # until it is killed
-convert_episodes(sys.argv[1], sys.argv[2], to=sys.argv[3], fps=10, shards=4, workers=int(sys.argv[4]), progress=report)
+arguments = {"format": sys.argv[3], "shards": 4, "workers": int(sys.argv[4])}
+convert_episodes(sys.argv[1], sys.argv[2], **arguments, fps=10, progress=report)
 """
 
 
@@ -301,9 +304,11 @@ def test_depth_of_16_bits_is_not_put_into_a_video_of_8(tmp_path):
     (tmp_path / "mine").mkdir()
     depth = np.random.default_rng(0).integers(0, 1 << 16, (3, 16, 20, 1)).astype(np.uint16)
     np.savez(tmp_path / "mine" / "0.npz", depth=depth, action=np.zeros((3, 1)))
-    with pytest.raises(ValueError, match=r"0\.npz\), observation\.images\.depth: step 0: It has 16 bits, .*--no-video"):
-        convert_episodes(tmp_path / "mine", tmp_path / "video", to="lerobot", fps=5)
-    convert_episodes(tmp_path / "mine", tmp_path / "rows", to="lerobot", fps=5, codec=None)
+    with pytest.raises(
+        ValueError, match=r"0\.npz\), observation\.images\.depth: step 0: It has 16 bits, .*--codec none"
+    ):
+        convert_episodes(tmp_path / "mine", tmp_path / "video", format="lerobot", fps=5)
+    convert_episodes(tmp_path / "mine", tmp_path / "rows", format="lerobot", fps=5, codec=None)
     (episode,) = open_episodes("rows", tmp_path, kind="lerobot").episodes()
     found = [decode_depth(image) for image in episode["observation"]["images.depth"]]
     np.testing.assert_array_equal(found, depth[..., 0].astype(np.float32) * np.float32(1 / 65535))
@@ -361,18 +366,18 @@ def standardize(trajectory: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_statements_change_trajectories_as_functions_do(rlds, tmp_path):
-    convert_episodes(rlds, tmp_path / "one" / "arm", to="rlds", standardize_fn=STATEMENTS)
-    convert_episodes(rlds, tmp_path / "two" / "arm", to="rlds", standardize_fn=standardize)
+    convert_episodes(rlds, tmp_path / "one" / "arm", format="rlds", standardize_fn=STATEMENTS)
+    convert_episodes(rlds, tmp_path / "two" / "arm", format="rlds", standardize_fn=standardize)
     (tmp_path / "changes.json").write_text(json.dumps(STATEMENTS))
-    arguments = ["--to", "rlds", "--standardize", str(tmp_path / "changes.json"), "--quiet"]
+    arguments = ["--to", "rlds", "--standardize-fn", str(tmp_path / "changes.json"), "--quiet"]
     assert main(["convert", str(rlds), str(tmp_path / "three" / "arm"), *arguments]) == 0
     found = [list(RLDSBuilder("arm", tmp_path / name).episodes(unpack=True)) for name in ("one", "two", "three")]
     assert sorted(found[0][0]["observation"]) == ["image", "map"]
     assert testing.same(found[0], found[1]) and testing.same(found[0], found[2])
     with pytest.raises(ValueError, match=r"standardize_fn.*'mov'"):
-        convert_episodes(rlds, tmp_path / "four", to="rlds", standardize_fn=[["mov", "a", "b"]])
+        convert_episodes(rlds, tmp_path / "four", format="rlds", standardize_fn=[["mov", "a", "b"]])
     with pytest.raises(ValueError, match=r"episode 0 .*standardize_fn fails at .*nothing"):
-        convert_episodes(rlds, tmp_path / "four", to="rlds", standardize_fn=[["move", "nothing", "b"]])
+        convert_episodes(rlds, tmp_path / "four", format="rlds", standardize_fn=[["move", "nothing", "b"]])
     (tmp_path / "changes.json").write_text("[[")
     assert main(["convert", str(rlds), str(tmp_path / "five"), *arguments]) == 1
 
@@ -386,16 +391,16 @@ def test_other_statements_are_another_conversion(rlds, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=first, shards=4, progress=stop)
+        convert_episodes(rlds, tmp_path / "new" / "arm", format="rlds", standardize_fn=first, shards=4, progress=stop)
     with pytest.raises(FileExistsError, match="a part of another conversion"):
-        convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=STATEMENTS, shards=4)
-    convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=first, shards=4)
+        convert_episodes(rlds, tmp_path / "new" / "arm", format="rlds", standardize_fn=STATEMENTS, shards=4)
+    convert_episodes(rlds, tmp_path / "new" / "arm", format="rlds", standardize_fn=first, shards=4)
 
 
 @pytest.mark.parametrize("kind", ["rlds", "lerobot"])
 def test_a_table_for_other_machines_needs_no_cache_of_this_one(kind, rlds, tmp_path):
     if kind == "lerobot":
-        convert_episodes(rlds, tmp_path / "lerobot" / "arm", to="lerobot", fps=10, codec="h264")
+        convert_episodes(rlds, tmp_path / "lerobot" / "arm", format="lerobot", fps=10, codec="h264")
     above = tmp_path if kind == "rlds" else tmp_path / "lerobot"
     builder = open_episodes("arm", above, kind=kind, cache_dir=tmp_path / "cache")
     built, _ = build_table(builder, {"train": builder.positions("all")}, None, (), 1)
@@ -412,8 +417,8 @@ def test_a_table_for_other_machines_needs_no_cache_of_this_one(kind, rlds, tmp_p
 
 def test_reencode(rlds, tmp_path):
     """More or fewer key frames, another codec; rows and tasks as they were."""
-    convert_episodes(rlds, tmp_path / "one", to="lerobot", fps=10, crf=20, key_frame_interval=250)
-    assert main(["reencode", str(tmp_path / "one"), str(tmp_path / "two"), "--key-frames", "2", "--quiet"]) == 0
+    convert_episodes(rlds, tmp_path / "one", format="lerobot", fps=10, crf=20, key_frame_interval=250)
+    assert main(["reencode", str(tmp_path / "one"), str(tmp_path / "two"), "--key-frame-interval", "2", "--quiet"]) == 0
     for name in ("data/chunk-000/file-000.parquet", "meta/tasks.parquet", "meta/stats.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     (video,) = (path for path in (tmp_path / "two").rglob("*.mp4") if "file-001" in path.name)
@@ -435,7 +440,7 @@ def test_reencode(rlds, tmp_path):
 
 
 def test_truncated_video(rlds, tmp_path):
-    convert_episodes(rlds, tmp_path / "one", to="lerobot", fps=10)
+    convert_episodes(rlds, tmp_path / "one", format="lerobot", fps=10)
     (video, *_) = sorted((tmp_path / "one").rglob("*.mp4"))
     os.truncate(video, video.stat().st_size // 2)
     with pytest.raises(DamagedFile, match=r"file-000.mp4 is not a complete video"):
@@ -466,43 +471,43 @@ def test_odd_data(tmp_path):
     for number, length in enumerate(lengths):
         image = np.zeros((length, 5, 7, 3), np.uint8)
         np.savez(folder / f"{number}.npz", image=image, action=np.zeros((length, 2)), note=np.array("x"))
-    done = convert_episodes(folder, tmp_path / "lerobot", to="lerobot", fps=10)
+    done = convert_episodes(folder, tmp_path / "lerobot", format="lerobot", fps=10)
     assert (done.episodes, done.left_out) == (2, 1)
     info, found, rows = read_lerobot(tmp_path / "lerobot")
     assert info["features"]["observation.images.image"]["shape"] == [5, 7, 3] and rows[0]["observation.note"] == "x"
     assert [len(frames_of(tmp_path / "lerobot", info, "observation.images.image", one)) for one in found] == [2, 1]
     np.savez(folder / "2.npz", image=np.zeros((1, 6, 8, 3), np.uint8), action=np.zeros((1, 2)), note=np.array("x"))
     with pytest.raises(ValueError, match=r"episode 2 .*2.npz\), .*images.image: frame 0 has the size \[6, 8\]"):
-        convert_episodes(folder, tmp_path / "other", to="lerobot", fps=10)
+        convert_episodes(folder, tmp_path / "other", format="lerobot", fps=10)
     np.savez(folder / "2.npz", action=np.zeros((1, 2)), note=np.array("x"))
     with pytest.raises(ValueError, match=r"episode 2 .*2.npz.* has no 'image'"):
-        convert_episodes(folder, tmp_path / "third", to="lerobot", fps=10)
+        convert_episodes(folder, tmp_path / "third", format="lerobot", fps=10)
     with pytest.raises(ValueError, match=r"episode 2 .*2.npz\), observation.images.image: step 0 has no image"):
-        convert_episodes(folder, tmp_path / "third", to="lerobot", fps=10, format_options={"missing_images": "pad"})
+        convert_episodes(folder, tmp_path / "third", format="lerobot", fps=10, format_options={"missing_images": "pad"})
     np.savez(folder / "2.npz", image=np.zeros((1, 5, 7, 3), np.uint8), action=np.zeros((1, 3)), note=np.array("x"))
     with pytest.raises(ValueError, match=r"episode 2 .*2.npz\): action of trajectory 1: it has float64\[3\]"):
-        convert_episodes(folder, tmp_path / "fourth", to="rlds")
+        convert_episodes(folder, tmp_path / "fourth", format="rlds")
 
 
 def test_arguments(rlds, tmp_path, capsys):
     assert detect_kind(str(rlds)) == "rlds" and detect_kind(str(GOLDEN / "aloha_sim")) == "aloha"
     assert detect_kind(str(GOLDEN / "robomimic.hdf5")) == "robomimic"
     with pytest.raises(ValueError, match="does not say how many steps a second has"):
-        convert_episodes(rlds, tmp_path / "x", to="lerobot")
+        convert_episodes(rlds, tmp_path / "x", format="lerobot")
     with pytest.raises(ValueError, match="codec must be one of"):
-        convert_episodes(rlds, tmp_path / "x", to="lerobot", fps=10, codec="vp9")
+        convert_episodes(rlds, tmp_path / "x", format="lerobot", fps=10, codec="vp9")
     with pytest.raises(ValueError, match="to must be one of rlds, lerobot"):
-        convert_episodes(rlds, tmp_path / "x", to="zarr")
+        convert_episodes(rlds, tmp_path / "x", format="zarr")
     with pytest.raises(ValueError, match="have no numbers 'gripper' for the state"):
-        convert_episodes(rlds, tmp_path / "x", to="lerobot", fps=10, state_keys=["state", "gripper"])
+        convert_episodes(rlds, tmp_path / "x", format="lerobot", fps=10, state_keys=["state", "gripper"])
     with pytest.raises(ValueError, match="have a 'state' already"):
-        convert_episodes(rlds, tmp_path / "x", to="lerobot", fps=10, state_keys=["grid"])
+        convert_episodes(rlds, tmp_path / "x", format="lerobot", fps=10, state_keys=["grid"])
     with pytest.raises(ValueError, match="lies in the source, or contains it"):
-        convert_episodes(rlds, rlds, to="rlds", overwrite=True)
+        convert_episodes(rlds, rlds, format="rlds", overwrite=True)
     assert (rlds / "1.0.0" / "dataset_info.json").exists()
     with pytest.raises(ValueError, match="is no data set of a known format"):
         (tmp_path / "empty").mkdir()
-        convert_episodes(tmp_path / "empty", tmp_path / "x", to="rlds")
+        convert_episodes(tmp_path / "empty", tmp_path / "x", format="rlds")
     assert main(["convert", str(rlds), str(tmp_path / "new"), "--to", "rlds", "--workers", "1", "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("4 episodes, 14 frames in ")
     assert sample_frames(50).tolist() == list(range(50)) and len(sample_frames(10_000)) == 1000
@@ -514,9 +519,11 @@ def test_overwrite_removes_only_a_data_set(rlds, tmp_path):
     holiday = tmp_path / "x" / "videos" / "holiday" / "chunk-000" / "file-000.mp4"
     holiday.write_bytes(b"mine")
     (tmp_path / "x" / "notes.txt").write_text("mine")
-    convert_episodes(rlds, tmp_path / "x", to="lerobot", fps=10, overwrite=True, drop=["observation/image"])
+    convert_episodes(rlds, tmp_path / "x", format="lerobot", fps=10, overwrite=True, drop=["observation/image"])
     assert holiday.read_bytes() == b"mine"
-    convert_episodes(rlds, tmp_path / "x", to="lerobot", fps=10, overwrite=True, drop=["observation/image", "reward"])
+    convert_episodes(
+        rlds, tmp_path / "x", format="lerobot", fps=10, overwrite=True, drop=["observation/image", "reward"]
+    )
     assert (tmp_path / "x" / "notes.txt").read_text() == "mine"
     info, _, rows = read_lerobot(tmp_path / "x")
     assert info["video_path"] is None and len(rows) == 14 and "reward" not in rows[0]
@@ -528,18 +535,18 @@ def test_float_frames_become_numbers(tmp_path):
     depth = np.random.default_rng(0).random((3, 4, 5, 1), np.float32)
     matrices = np.random.default_rng(1).random((3, 2, 3, 3))
     np.savez(tmp_path / "mine" / "0.npz", depth=depth, poses=matrices, action=np.full((3, 1), np.nan))
-    convert_episodes(tmp_path / "mine", tmp_path / "new" / "mine", to="rlds")
+    convert_episodes(tmp_path / "mine", tmp_path / "new" / "mine", format="rlds")
     (episode,) = RLDSBuilder("mine", tmp_path / "new").episodes(unpack=True)
     np.testing.assert_array_equal(episode["observation"]["depth"], depth)
     np.testing.assert_array_equal(episode["observation"]["poses"], matrices.astype(np.float32))
     with pytest.raises(ValueError, match=r"episode 0 .*0.npz\), .*images.depth: step 0: .*depth image\?.*drop"):
-        convert_episodes(tmp_path / "mine", tmp_path / "video", to="lerobot", fps=5)
-    convert_episodes(tmp_path / "mine", tmp_path / "video", to="lerobot", fps=5, drop=["observation/depth"])
+        convert_episodes(tmp_path / "mine", tmp_path / "video", format="lerobot", fps=5)
+    convert_episodes(tmp_path / "mine", tmp_path / "video", format="lerobot", fps=5, drop=["observation/depth"])
 
 
 def test_into_a_store(rlds):
     pytest.importorskip("fsspec")
-    done = convert_episodes(rlds, "memory://converted/arm", to="lerobot", fps=10)
+    done = convert_episodes(rlds, "memory://converted/arm", format="lerobot", fps=10)
     names = output_folders.open_folder("memory://converted/arm").names(deep=True)
     assert done.episodes == 4 and "meta/info.json" in names and not any(".converting" in name for name in names)
     content = output_folders.open_folder("memory://converted/arm").read(
@@ -584,7 +591,7 @@ def link_ffmpeg(folder: Path) -> str:
 @pytest.mark.parametrize("codec", ["h264", "av1", None])
 def test_lerobot_reads_it(rlds, tmp_path, codec):
     """lerobot's own reader on what `convert_episodes` wrote: frames, rows, tasks, windows with masks."""
-    convert_episodes(rlds, tmp_path / "lerobot", to="lerobot", fps=10, codec=codec, crf=20, workers=2)
+    convert_episodes(rlds, tmp_path / "lerobot", format="lerobot", fps=10, codec=codec, crf=20, workers=2)
     (tmp_path / "judge.py").write_text(JUDGE)
     deltas = {"observation.images.image": [-0.1, 0.0, 0.2], "action": [0.0, 0.1]}
     found: dict[str, Any] = {}

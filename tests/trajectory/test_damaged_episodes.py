@@ -104,7 +104,7 @@ def write_npz(folder: Path, episodes: list[Episode], name: str = "arm") -> None:
 
 def write_lerobot(folder: Path, episodes: list[Episode]) -> None:
     write_npz(folder, episodes, "recorded")
-    convert_episodes(folder / "recorded", folder / "arm", to="lerobot", kind="npz", fps=10, codec=None)
+    convert_episodes(folder / "recorded", folder / "arm", format="lerobot", source_format="npz", fps=10, codec=None)
 
 
 FORMATS: dict[str, tuple[Callable[[Path, list[Episode]], None], str, str]] = {

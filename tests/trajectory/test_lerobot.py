@@ -295,7 +295,7 @@ def test_depth_in_videos_is_millimetres(copy, tmp_path, info, code):
     first = int(source.lengths[0])
     fractions = expected[first, ..., 0] * np.float32(1 / 65535)
     np.testing.assert_array_equal(decode_depth(handles[0]), fractions)
-    convert_episodes(folder, tmp_path / "rlds" / "arm", to="rlds")  # as PNG of 16 bits
+    convert_episodes(folder, tmp_path / "rlds" / "arm", format="rlds")  # as PNG of 16 bits
     converted = RLDSBuilder("arm", tmp_path / "rlds").episodes()[1]["observation"]["depth"]
     np.testing.assert_array_equal(decode_depth(converted[0]), fractions)
 

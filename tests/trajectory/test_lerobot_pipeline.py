@@ -145,7 +145,7 @@ def test_raw_episodes_and_splits(root, tmp_path):
 
 
 def test_what_bushel_writes_is_read_again(root, tmp_path):
-    written = convert_episodes(root / "rlds_arm", tmp_path / "video", to="lerobot", fps=10, crf=10)
+    written = convert_episodes(root / "rlds_arm", tmp_path / "video", format="lerobot", fps=10, crf=10)
     assert (written.episodes, written.frames) == (3, 18)
     source = LeRobotSource(
         tmp_path / "video", cache_dir=tmp_path, delta_timestamps={"observation.images.image": [-0.1, 0]}
@@ -154,7 +154,7 @@ def test_what_bushel_writes_is_read_again(root, tmp_path):
     assert [read_row(image) for image in source[5]["observation.images.image"]] == [100, 100]
     assert [read_row(image) for image in source[17]["observation.images.image"]] == [105, 106]
     assert source[0]["task"] == "lift"
-    back = convert_episodes(tmp_path / "video", tmp_path / "back" / "arm", to="rlds", kind="lerobot")
+    back = convert_episodes(tmp_path / "video", tmp_path / "back" / "arm", format="rlds", source_format="lerobot")
     assert (back.episodes, back.frames) == (3, 18)
 
 

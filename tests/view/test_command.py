@@ -15,7 +15,7 @@ def test_the_command_serves_until_it_is_stopped(tmp_path, sent):
     (tmp_path / "train.py").write_text(
         "import bushel\ndef make():\n    return bushel.MapDataset.range(100).seed(0).shuffle().batch(4)\n"
     )
-    command = [sys.executable, "-m", "bushel", "view", "train.py:make", "--no-browser", "--at", "7"]
+    command = [sys.executable, "-m", "bushel", "view", "train.py:make", "--no-browser", "--index", "7"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": "1"}, **pipes) as program:
         address = program.stdout.readline().decode().split(" at ")[1].strip()

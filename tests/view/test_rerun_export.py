@@ -156,12 +156,12 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         "def make():\n"
         "    return TrajectoryDataset.from_trajectories([known_robots.steps(0, e, 3) for e in range(4)]).dataset\n"
     )
-    assert cli.main(["view", "robot_script.py:make", "--rerun", "out.rrd", "--count", "2", "--at", "1"]) == 0
+    assert cli.main(["view", "robot_script.py:make", "--rerun", "out.rrd", "--limit", "2", "--index", "1"]) == 0
     assert "2 elements in out.rrd" in capsys.readouterr().out
     found = read(tmp_path / "out.rrd")
     assert "/episode_1/action/action" in found and "/episode_2/action/action" in found
     assert not any(entity.startswith("/episode_0") for entity in found)
-    assert cli.main(["view", "robot_script.py:make", "--at", "2", "--rerun"]) == 0
+    assert cli.main(["view", "robot_script.py:make", "--index", "2", "--rerun"]) == 0
     assert "2 elements in robot_script.py.rrd" in capsys.readouterr().out  # to the end, and not over it
-    assert cli.main(["view", "robot_script.py:make", "--rerun", "more.rrd", "--count", "9"]) == 0
+    assert cli.main(["view", "robot_script.py:make", "--rerun", "more.rrd", "--limit", "9"]) == 0
     assert "4 elements in more.rrd" in capsys.readouterr().out

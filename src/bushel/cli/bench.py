@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from bushel.cli.parser import Commands, parse_setting
+from bushel.cli.parser import Commands, add_storage_option, parse_setting
 
 
 def add_bench(commands: Commands) -> None:
@@ -23,7 +23,7 @@ def add_bench(commands: Commands) -> None:
     parser.add_argument("--profile", metavar="FILE", help="writes where the time went: bushel view --attach FILE")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--split", help="of a TFDS or robot data set")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the store of the files")
+    add_storage_option(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_bench)
 
@@ -37,8 +37,8 @@ def _bench(options: argparse.Namespace) -> int:
         numbers = [int(number) for number in options.workers.split(",")] if options.workers else None
     except ValueError:
         raise ValueError(f"--workers takes numbers such as 0,2,4; got {options.workers!r}.") from None
-    settings, arguments = dict(map(parse_setting, options.option)), options.script_arguments
-    given = load_target(options.target, split=options.split, options=settings, arguments=arguments)
+    settings, arguments = dict(map(parse_setting, options.storage_option)), options.script_arguments
+    given = load_target(options.target, split=options.split, storage_options=settings, arguments=arguments)
     found = measure_pipeline(
         as_dataset(given, options.split),
         show_target(options.target, arguments),

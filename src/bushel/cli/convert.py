@@ -9,8 +9,11 @@ from collections.abc import Callable
 
 from bushel.base import redact
 from bushel.base.progress import Progress
-from bushel.cli.parser import Commands, parse_setting
+from bushel.cli.parser import Commands, add_storage_option, parse_setting
 from bushel.cli.reencode import add_video_options
+
+EPISODE_FORMATS = ("rlds", "lerobot")
+"""The formats of episodes, which `convert_episodes` writes. The others are written by `bushel.sources.convert`."""
 
 
 def add_convert(commands: Commands) -> None:
@@ -20,14 +23,23 @@ def add_convert(commands: Commands) -> None:
         help="converts record files, or episodes of robots, to another format",
         description="Converts between ArrayRecord, TFRecord, Bagz and Parquet; the names say which. Text files are "
         "read line by line. Rows of Parquet files become tf.train.Example records, unless `record` is the only column. "
-        "With --to, converts a data set of robot episodes to RLDS or LeRobot v3; a run that was killed is continued by "
-        "the same command.",
+        "With --to rlds or --to lerobot, converts a data set of robot episodes to RLDS or LeRobot v3; a run that was "
+        "killed is continued by the same command.",
     )
-    parser.add_argument("source", nargs="+", help="files, patterns or URLs; with --to, one data set")
+    parser.add_argument("source", nargs="+", help="files, patterns or URLs; of episodes, one data set")
     parser.add_argument(
-        "target", help="the file to make, for example train.array_record or s3://bucket/train.bagz; with --to, a folder"
+        "target",
+        help="the file to make, for example train.array_record or s3://bucket/train.bagz; of episodes, a folder",
     )
-    parser.add_argument("--from", dest="source_format", metavar="FORMAT", help="if the names do not show it")
+    parser.add_argument(
+        "--from", dest="source_format", metavar="FORMAT", help="the format to read, if the names do not show it"
+    )
+    parser.add_argument(
+        "--to",
+        dest="format",
+        metavar="FORMAT",
+        help="the format to write, if the name of the target does not show it; rlds or lerobot for episodes of robots",
+    )
     parser.add_argument(
         "--shards", type=int, help="how many files to make (default: one; of episodes, one for each 50,000 frames)"
     )
@@ -37,18 +49,12 @@ def add_convert(commands: Commands) -> None:
     parser.add_argument("--no-verify", action="store_true", help="do not read back what was written")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--round-floats", action="store_true", help="float64 columns of Parquet files become float32")
+    add_storage_option(parser, "of the store of the sources")
     parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="of the store of the sources",
-    )
-    parser.add_argument(
-        "--target-option",
+        "--target-storage-option",
         action="append",
         metavar="NAME=VALUE",
-        help="of the store where the target lies (default: those of --option)",
+        help="of the store where the target lies (default: those of --storage-option)",
     )
     parser.add_argument(
         "--ray", action="store_true", help="write the shards on a Ray cluster: see docs/many_machines.md"
@@ -60,12 +66,11 @@ def add_convert(commands: Commands) -> None:
 
 def _add_episode_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("episodes of robots")
-    group.add_argument("--to", choices=("rlds", "lerobot"), help="converts episodes, to this format")
     group.add_argument("--split", help="only this split of the source, for example train[:10]")
     group.add_argument("--drop", action="append", default=[], metavar="ENTRY", help="leaves out an entry")
-    group.add_argument("--state", metavar="A,B", help="entries of the observation that become observation/state")
+    group.add_argument("--state-keys", metavar="A,B", help="entries of the observation that become observation/state")
     group.add_argument(
-        "--standardize",
+        "--standardize-fn",
         metavar="MODULE:NAME",
         help="a function that changes each raw trajectory, or STATEMENTS.json",
     )
@@ -74,33 +79,33 @@ def _add_episode_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--image-format", default="png", choices=("png", "jpeg"), help="of images in RLDS files")
     group.add_argument("--fps", type=float, help="steps per second, for LeRobot")
     group.add_argument("--task", default="", help="the instruction of steps without one, for LeRobot")
-    group.add_argument("--robot", help="the name of the robot, for LeRobot")
-    group.add_argument("--no-video", action="store_true", help="images in the rows of LeRobot files, without loss")
-    add_video_options(group)
+    group.add_argument("--robot-type", help="the name of the robot, for LeRobot")
+    add_video_options(group, "none keeps images in the rows of LeRobot files, without loss")
 
 
 def _convert(options: argparse.Namespace) -> int:
-    if options.to is not None:
+    if options.format in EPISODE_FORMATS:
         return _convert_episodes(options)
     from bushel.sources import file_access
 
-    source_options = dict(map(parse_setting, options.option))
-    given = options.target_option
-    target_options = source_options if given is None else dict(map(parse_setting, given))
+    source_options = dict(map(parse_setting, options.storage_option))
+    given = options.target_storage_option
+    target_storage_options = source_options if given is None else dict(map(parse_setting, given))
     title = f"converting to {redact.base_name(options.target)}"
     with Progress(title, None, unit="records", shown=not options.quiet) as bar:
         made = _choose_converter(options)(
             options.source,
             options.target,
+            format=options.format,
             source_format=options.source_format,
             verify=not options.no_verify,
             overwrite=options.overwrite,
             round_floats=options.round_floats,
             storage_options=source_options,
-            target_options=target_options,
+            target_storage_options=target_storage_options,
             progress=bar.show,
         )
-    size = sum(file_access.open_file(path, target_options).size for path in made)
+    size = sum(file_access.open_file(path, target_storage_options).size for path in made)
     print(f"{bar.total:,} records, {size / 1e6:,.1f} MB in {len(made)} {'file' if len(made) == 1 else 'files'}")
     return 0
 
@@ -141,24 +146,24 @@ def _convert_episodes(options: argparse.Namespace) -> int:
     from bushel.trajectory.statements import read_standardization
 
     if len(options.source) != 1:
-        raise ValueError(f"--to takes one data set, got {len(options.source)} sources.")
-    source_options = dict(map(parse_setting, options.option))
-    given = options.target_option
+        raise ValueError(f"--to {options.format} takes one data set, got {len(options.source)} sources.")
+    source_options = dict(map(parse_setting, options.storage_option))
+    given = options.target_storage_option
     run = functools.partial(
         convert_episodes,
         options.source[0],
         options.target,
-        to=options.to,
-        kind=options.source_format,
+        format=options.format,
+        source_format=options.source_format,
         split=options.split,
-        standardize_fn=read_standardization(options.standardize) if options.standardize else None,
+        standardize_fn=read_standardization(options.standardize_fn) if options.standardize_fn else None,
         drop=options.drop,
-        state_keys=options.state.split(",") if options.state else (),
+        state_keys=options.state_keys.split(",") if options.state_keys else (),
         fps=options.fps,
         task=options.task,
-        robot_type=options.robot,
-        codec=None if options.no_video else options.codec,
-        key_frame_interval=options.key_frames,
+        robot_type=options.robot_type,
+        codec=None if options.codec == "none" else options.codec,
+        key_frame_interval=options.key_frame_interval,
         crf=options.crf,
         file_format=options.file_format,
         image_format=options.image_format,
@@ -167,7 +172,7 @@ def _convert_episodes(options: argparse.Namespace) -> int:
         verify=not options.no_verify,
         overwrite=options.overwrite,
         storage_options=source_options,
-        target_options=source_options if given is None else dict(map(parse_setting, given)),
+        target_storage_options=source_options if given is None else dict(map(parse_setting, given)),
         format_options=dict(map(parse_setting, options.format_option)),
         progress=not options.quiet,
     )

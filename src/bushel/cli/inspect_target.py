@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 
-from bushel.cli.parser import Commands, parse_setting
+from bushel.base.progress import on_progress
+from bushel.cli.parser import Commands, add_storage_option, parse_setting
 
 
 def add_inspect(commands: Commands) -> None:
@@ -20,7 +22,8 @@ def add_inspect(commands: Commands) -> None:
     parser.add_argument("target", help="a file, a pattern, a folder or a URL; or train.py:make_dataset, module:ds")
     parser.add_argument("--scan", action="store_true", help="read all of it: counts, checksums, each damaged record")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the store of the files")
+    add_storage_option(parser)
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_inspect)
 
 
@@ -28,7 +31,10 @@ def _inspect(options: argparse.Namespace) -> int:
     from bushel.inspection import inspect_target
     from bushel.inspection.text import describe
 
-    settings = dict(map(parse_setting, options.option))
-    facts = inspect_target(options.target, options=settings, scan=options.scan, arguments=options.script_arguments)
+    settings = dict(map(parse_setting, options.storage_option))
+    with on_progress(None) if options.quiet else contextlib.nullcontext():
+        facts = inspect_target(
+            options.target, storage_options=settings, scan=options.scan, arguments=options.script_arguments
+        )
     print(json.dumps(facts.as_json(), indent=2) if options.json else describe(facts), end="\n" if options.json else "")
     return 1 if facts.damage else 0

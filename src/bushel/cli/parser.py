@@ -29,11 +29,18 @@ def secrets_of_words(words: Sequence[str]) -> list[str]:
     return [secret for word in words for secret in redact.secrets_of(word)]
 
 
+def add_storage_option(parser: argparse.ArgumentParser, of: str = "of the store of the files") -> None:
+    """Adds `--storage-option`, which stands for `storage_options` of the Python call."""
+    parser.add_argument("--storage-option", action="append", default=[], metavar="NAME=VALUE", help=of)
+
+
 def parse_setting(text: str) -> tuple[str, Any]:
     """Splits NAME=VALUE. A value that is JSON (a number, true) is parsed; any other is a text."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ValueError("--option takes NAME=VALUE, for example --option region=us-east-1, got a text without =.")
+        raise ValueError(
+            "--storage-option takes NAME=VALUE, for example --storage-option region=us-east-1, got a text without =."
+        )
     try:
         return name, json.loads(value)
     except ValueError:

@@ -7,7 +7,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from bushel.cli.parser import Commands, parse_setting
+from bushel.cli.parser import Commands, add_storage_option, parse_setting
 
 if TYPE_CHECKING:
     from bushel.inspection.sample_pictures import Picture
@@ -37,7 +37,7 @@ def add_report(commands: Commands) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="the time of each measured run (default: 3)")
     parser.add_argument("--limit", type=int, metavar="N", help="statistics of the first N elements only")
     parser.add_argument("--split", help="of a TFDS or robot data set")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the store of the files")
+    add_storage_option(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_report)
 
@@ -51,7 +51,7 @@ def _report(options: argparse.Namespace) -> int:
     from bushel.view.scripts import is_python_target, show_target
     from bushel.view.targets import as_dataset, load_target
 
-    settings = dict(map(parse_setting, options.option))
+    settings = dict(map(parse_setting, options.storage_option))
     snapshot = facts = statistics = benchmark = None
     pictures: list[Picture] = []
     if html_report.is_snapshot(options.target):
@@ -60,14 +60,14 @@ def _report(options: argparse.Namespace) -> int:
         arguments = options.script_arguments
         given = None
         if is_python_target(options.target) or arguments:  # a script runs once, for all parts of the report
-            given = load_target(options.target, split=options.split, options=settings, arguments=arguments)
+            given = load_target(options.target, split=options.split, storage_options=settings, arguments=arguments)
             facts = inspect_pipeline(given, show_target(options.target, arguments))
         else:
-            facts = inspect_target(options.target, options=settings, scan=options.scan)
+            facts = inspect_target(options.target, storage_options=settings, scan=options.scan)
         pictures = _take_pictures(options, given, settings) if options.pictures > 0 else []
         if options.stats or options.bench:
             if given is None:
-                given = load_target(options.target, split=options.split, options=settings)
+                given = load_target(options.target, split=options.split, storage_options=settings)
             shown = not options.quiet
             if options.stats:
                 statistics = measure_target(given, limit=options.limit, split=options.split, progress=shown)
@@ -92,7 +92,7 @@ def _take_pictures(options: argparse.Namespace, given: Any, settings: dict[str, 
 
     try:
         if given is None:
-            given = load_target(options.target, split=options.split, options=settings)
+            given = load_target(options.target, split=options.split, storage_options=settings)
         with contextlib.closing(Session(as_dataset(given, options.split))) as session:
             return take_pictures(session, options.pictures)
     except (*READ_ERRORS, ImportError, TypeError):

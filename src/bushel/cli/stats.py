@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from bushel.cli.parser import Commands, parse_setting
+from bushel.cli.parser import Commands, add_storage_option, parse_setting
 
 
 def add_stats(commands: Commands) -> None:
@@ -22,12 +22,12 @@ def add_stats(commands: Commands) -> None:
     parser.add_argument("output", nargs="?", help="the JSON file to write")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N elements")
-    parser.add_argument("--workers", type=int, metavar="N", help="worker processes; of a robot data set, threads")
+    parser.add_argument("--workers", type=int, metavar="N", help="worker processes (default: none)")
     parser.add_argument("--split", help="of a TFDS or robot data set")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the store of the files")
+    add_storage_option(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     group = parser.add_argument_group("episodes of robots")
-    group.add_argument("--standardize", metavar="MODULE:NAME", help="a function that changes each raw trajectory")
+    group.add_argument("--standardize-fn", metavar="MODULE:NAME", help="a function that changes each raw trajectory")
     group.add_argument(
         "--key", action="append", metavar="NAME", help="an entry of the observation (default: all vectors)"
     )
@@ -39,13 +39,13 @@ def _stats(options: argparse.Namespace) -> int:
     from bushel.trajectory.statistics import save_statistics
     from bushel.view.targets import load_target
 
-    settings = dict(map(parse_setting, options.option))
+    settings = dict(map(parse_setting, options.storage_option))
     found = measure_target(
-        load_target(options.target, split=options.split, options=settings, arguments=options.script_arguments),
+        load_target(options.target, split=options.split, storage_options=settings, arguments=options.script_arguments),
         limit=options.limit,
         workers=options.workers,
         split=options.split,
-        standardize=options.standardize,
+        standardize_fn=options.standardize_fn,
         keys=options.key,
         progress=not options.quiet,
     )

@@ -23,7 +23,7 @@ READS = 16
 """How many records of each source are kept as digests, and how many reads of their indices are compared."""
 
 _LAST_READ = 4096
-"""After so many reads a source is watched no longer: a look at each record would cost as much as reading a small one."""
+"""After so many reads a source is watched no longer: a look at each record costs as much as reading a small one."""
 
 _MOST_BYTES = 1 << 20  # of each array
 

@@ -27,7 +27,7 @@ _TARGETS = "Name a file, a folder, a pattern such as 'data/*.parquet', or a data
 def inspect_target(
     target: str,
     *,
-    options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     scan: bool = False,
     arguments: Sequence[str] = (),
 ) -> Facts:
@@ -35,13 +35,13 @@ def inspect_target(
 
     Args:
       target: what `bushel inspect` takes: a path, a pattern or a URL, or a pipeline such as "train.py:make_dataset".
-      options: options of the store that holds the files.
+      storage_options: options of the store that holds the files.
       scan: whether to read all of it. Otherwise metadata and a few records are read.
       arguments: of the script that the target names.
     """
     if is_python_target(target) or is_script(target) or arguments:
         return inspect_pipeline(load_target(target, arguments=arguments), show_target(target, arguments))
-    path, given = expand_path(target), dict(options) if options else None
+    path, given = expand_path(target), dict(storage_options) if storage_options else None
     facts = Facts(redact.show(path), "")
     kind = find_kind(path, given)
     if kind is not None:

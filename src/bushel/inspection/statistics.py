@@ -228,7 +228,7 @@ def measure_episodes(
     builder: EpisodeBuilder,
     *,
     split: str | None = None,
-    standardize: str | None = None,
+    standardize_fn: str | None = None,
     keys: list[str] | None = None,
     workers: int | None = None,
     progress: Shown = True,
@@ -238,16 +238,16 @@ def measure_episodes(
     Args:
       builder: the data set.
       split: such as "train[:95%]"; by default the one for training.
-      standardize: a function of a raw trajectory, as "module:name".
+      standardize_fn: a function of a raw trajectory, as "module:name".
       keys: the entries of the observation; by default all that are one vector of numbers per step.
-      workers: threads that read.
+      workers: processes that compute; by default the work begins in this process.
       progress: whether to show a bar, or a function of (done, total).
     """
     chosen = split or builder.default_splits()[0].partition("[")[0]
     source = builder.episodes(chosen)
     function: Callable[..., Any] | None = None
-    if standardize is not None:
-        function = ModuleSpec.instantiate(ModuleSpec.create(standardize))
+    if standardize_fn is not None:
+        function = ModuleSpec.instantiate(ModuleSpec.create(standardize_fn))
     episodes: Any = MapDataset.source(source)
     if function is not None:
         episodes = episodes.map(function)
@@ -258,7 +258,7 @@ def measure_episodes(
         names,
         ["bushel stats", describe(source.fingerprint()), code_of(function), *names],
         progress=progress,
-        workers=workers,
+        workers=MultiprocessingOptions(num_workers=workers) if workers else None,
     )
 
 
@@ -319,10 +319,10 @@ def _show_numbers(value: Any) -> str:
 def measure_target(given: Any, **arguments: Any) -> dict[str, Any]:
     """The statistics of what a target names: episodes as training computes them, anything else entry by entry."""
     if isinstance(given, EpisodeBuilder):
-        names = ("split", "standardize", "keys", "workers", "progress")
+        names = ("split", "standardize_fn", "keys", "workers", "progress")
         return measure_episodes(given, **{name: value for name, value in arguments.items() if name in names})
-    if arguments.get("standardize") or arguments.get("keys"):
-        raise ValueError("--standardize and --key are for robot data sets; this is none.")
+    if arguments.get("standardize_fn") or arguments.get("keys"):
+        raise ValueError("--standardize-fn and --key are for robot data sets; this is none.")
     chosen = {name: value for name, value in arguments.items() if name in ("limit", "workers", "progress")}
     chosen["workers"] = chosen.get("workers") or 0
     return measure_elements(as_dataset(given, arguments.get("split")), **chosen)

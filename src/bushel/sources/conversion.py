@@ -226,6 +226,7 @@ def convert(
     sources: Path | Sequence[Path],
     target: Path,
     *,
+    format: str | None = None,
     source_format: str | None = None,
     shards: int = 1,
     workers: int | None = None,
@@ -233,7 +234,7 @@ def convert(
     overwrite: bool = False,
     round_floats: bool = False,
     storage_options: Options | None = None,
-    target_options: Options | None = None,
+    target_storage_options: Options | None = None,
     progress: Shown = True,
     run_all: RunAll = conversion_workers.run_all,
 ) -> list[str]:
@@ -244,6 +245,7 @@ def convert(
       target: the file to write, local or in a store ("s3://bucket/train.bagz"). With several shards, "name.ending"
         becomes "name-00000-of-00008.ending". A file for a store is first written to the folder for temporary files,
         which needs room for one shard per worker.
+      format: the format of the target, if its name does not show it.
       source_format: the format of sources whose names do not show it: "tfrecord", "parquet" and so on.
       shards: the number of output files.
       workers: the number of processes that write, each of them one file at a time; by default one per core, and not
@@ -253,7 +255,7 @@ def convert(
       round_floats: whether to round float64 columns of Parquet files to float32, the only floats of a
         `tf.train.Example`. Otherwise numbers that would change are an error.
       storage_options: options of the store that holds the sources.
-      target_options: options of the store that holds the target; by default the same.
+      target_storage_options: options of the store that holds the target; by default the same.
       progress: whether to show a progress bar on a terminal; or a function that is called from time to time with
         the number of records done, and the number of all records.
       run_all: (jobs, workers, report) -> None, which runs all jobs. Other machines may run them if the target lies
@@ -269,9 +271,11 @@ def convert(
     """
     found = record_files.parse_shards(sources, storage_options)
     reading = _Reading(_format_of_sources([path for path, _, _ in found], source_format), storage_options, round_floats)
-    folder, text = output_folders.open_parent(target, storage_options if target_options is None else target_options)
-    shown, kind = folder.shown(text), _format_of_name(text)
-    if kind not in _WRITERS or text.endswith(".gz"):
+    folder, text = output_folders.open_parent(
+        target, storage_options if target_storage_options is None else target_storage_options
+    )
+    shown, kind = folder.shown(text), _format_of_target(text, format)
+    if kind is None:
         raise ValueError(f"{shown} cannot be written: its name should end in {_list_endings(_WRITERS)}.")
     if kind in ("bag", "bagz") and bagz.expand_shards(text, None) != [text]:
         raise ValueError(f"{shown} is a name for reading several files. Write the target without @, and pass shards.")
@@ -357,6 +361,18 @@ def _format_of_name(path: str) -> str | None:
     return kind if compressed.get(ending.group(2), kind in ("jsonl", "txt")) else None
 
 
+def _format_of_target(text: str, given: str | None) -> str | None:
+    """The format to write: the given one, which must be that of the name's ending, if the name has one; or None."""
+    named = _format_of_name(text)
+    if given is None:
+        return named if named in _WRITERS and not text.endswith(".gz") else None
+    if given not in _WRITERS:
+        raise ValueError(f"format must be one of {', '.join(_WRITERS)}; got {given!r}.")
+    if named in FORMATS and named != given:
+        raise ValueError(f"{redact.show(text)} has the ending of {named}, but format is {given}: choose another name.")
+    return given
+
+
 def _format_of_sources(paths: list[str], given: str | None) -> str:
     if given is not None:
         if given not in FORMATS:
@@ -406,6 +422,11 @@ def _shard_names(target: str, count: int) -> list[str]:
     if count == 1:
         return [target]
     stem, dot, ending = target.rpartition(".")
+    if not dot:
+        raise ValueError(
+            f"{redact.show(target)} needs an ending, such as {redact.show(target)}.bagz: of several files each gets a "
+            "number before it."
+        )
     return [f"{stem}-{number:05d}-of-{count:05d}{dot}{ending}" for number in range(count)]
 
 

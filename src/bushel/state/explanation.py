@@ -110,7 +110,8 @@ def _describe_data(call: str, node: Node, examined: dict[str, Examination], memo
     rows = [IdentityPart(call, "data", how, found.digest[:6])]
     known = how if how in ("by fingerprint", "the code of its function") else "in full"
     on_disk = f"unknown: {problem}" if problem else known
-    rows.append(IdentityPart(call, "data", f"in cache(folder), save, column(cache=...): {on_disk}", full.digest[:6]))
+    where = "in cache(folder), save, column(cache_dir=...)"
+    rows.append(IdentityPart(call, "data", f"{where}: {on_disk}", full.digest[:6]))
     return rows
 
 

@@ -26,11 +26,11 @@ def run(options: argparse.Namespace, source_options: dict[str, Any]) -> int:
         session = open_session(
             options.target,
             checkpoint=options.checkpoint,
-            training_step=options.step,
-            start=options.at,
+            training_step=options.training_step,
+            index=options.index,
             tokenizer=options.tokenizer,
             split=options.split,
-            options=source_options,
+            storage_options=source_options,
             arguments=options.script_arguments,
         )
         session.attached = attached
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace, source_options: dict[str, Any]) -> int:
 def _export(session: Session, options: argparse.Namespace) -> int:
     """Writes a file for the Rerun viewer instead of serving a page."""
     path = options.rerun or f"{os.path.basename(options.target.rstrip('/')).partition(':')[0]}.rrd"
-    elements = None if options.count is None else range(session.start, session.start + options.count)
+    elements = None if options.limit is None else range(session.start, session.start + options.limit)
     try:
         count = to_rerun(session, path, elements=elements)
     finally:

@@ -63,10 +63,10 @@ def view(
     *,
     checkpoint: Any = None,
     training_step: int | None = None,
-    start: int | None = None,
+    index: int | None = None,
     tokenizer: Any = None,
     split: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     height: int = 720,
@@ -79,10 +79,10 @@ def view(
       target: a dataset, a loader, an iterator, or what `bushel view` takes: a path, or "train.py:make_dataset".
       checkpoint: a state, or the path of a state or of checkpoints: the page opens at that position.
       training_step: opens the page at what the model saw at this step, counted from the last checkpoint before it.
-      start: the element that the page opens with.
+      index: the element that the page opens with.
       tokenizer: decodes rows of tokens: an object with `decode`, or the path of a `tokenizer.json`.
       split: the split of a TFDS or robot data set.
-      options: options of the store, where the target is a path.
+      storage_options: options of the store, where the target is a path.
       host: the address to listen on. Only programs of this machine reach the default.
       port: the port; 0 takes a free one.
       height: of the page below a notebook's cell, in pixels.
@@ -91,9 +91,9 @@ def view(
         target,
         checkpoint=checkpoint,
         training_step=training_step,
-        start=start,
+        index=index,
         tokenizer=tokenizer,
         split=split,
-        options=options,
+        storage_options=storage_options,
     )
     return View(session, host=host, port=port, height=height)

@@ -45,7 +45,7 @@ def to_rerun(
     elements: Iterable[int] | None = None,
     split: str | None = None,
     overwrite: bool = False,
-    options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> int:
     """Writes robot data into a file for the Rerun viewer, and returns how many elements it has. Needs extra `rerun`.
 
@@ -64,14 +64,16 @@ def to_rerun(
         rows are written.
       split: the split of a robot data set, where the target is a path or a builder.
       overwrite: replaces an existing file.
-      options: options of the source, where the target is a path.
+      storage_options: options of the source, where the target is a path.
     """
     name = os.fspath(path)
     if not overwrite and os.path.exists(name):
         raise FileExistsError(f"{name} exists. Pass overwrite=True to replace it.")
     if not os.path.isdir(os.path.dirname(name) or "."):
         raise FileNotFoundError(f"There is no folder {os.path.dirname(name)} to write {os.path.basename(name)} into.")
-    session = target if isinstance(target, Session) else open_session(target, split=split, options=options)
+    session = (
+        target if isinstance(target, Session) else open_session(target, split=split, storage_options=storage_options)
+    )
     try:
         return export_session(session, name, elements)
     finally:

@@ -27,10 +27,10 @@ def open_session(
     *,
     checkpoint: Any = None,
     training_step: int | None = None,
-    start: int | None = None,
+    index: int | None = None,
     tokenizer: Any = None,
     split: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     arguments: Sequence[str] = (),
 ) -> Session:
     """The session of a target.
@@ -39,16 +39,16 @@ def open_session(
       target: a dataset, a loader, an iterator, a source, or a text: `train.py:make_dataset`, `module:name`, or a path.
       checkpoint: a state, a file of one, or a folder of checkpoints.
       training_step: the step of training whose element the page opens with; it needs a checkpoint.
-      start: the element that the page opens with.
+      index: the element that the page opens with.
       tokenizer: an object with `decode`, or the path of a `tokenizer.json`.
       split: the split of a TFDS or robot data set.
-      options: of the store of the files.
+      storage_options: of the store of the files.
       arguments: of the script that the target names.
     """
     name, given = _name(target), target
     if isinstance(target, (str, os.PathLike)):
         name = scripts.show_target(os.fspath(target), arguments)
-        given = load_target(target, split=split, options=options, arguments=arguments)
+        given = load_target(target, split=split, storage_options=storage_options, arguments=arguments)
     dataset = _find_dataset(given) if is_iterator(given) else as_dataset(given, split)
     position = None
     if checkpoint is not None:
@@ -60,7 +60,7 @@ def open_session(
         target=name,
         tokenizer=load_tokenizer(tokenizer),
         checkpoint=position,
-        start=start,
+        start=index,
         episodes=given if isinstance(given, EpisodeBuilder) else None,
         given=dataset if is_iterator(given) else given,  # an iterator is not held
         attached=None if isinstance(target, (str, os.PathLike)) else _find_running(given, dataset, name),
@@ -101,7 +101,7 @@ def load_target(
     target: str | os.PathLike[str],
     *,
     split: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     arguments: Sequence[str] = (),
 ) -> Any:
     """The object that a text names: `train.py:make_dataset`, `module:name`, or a path that Bushel can read.
@@ -109,7 +109,7 @@ def load_target(
     Args:
       target: the text.
       split: the split of a TFDS or robot data set.
-      options: options of the store of the files.
+      storage_options: options of the store of the files.
       arguments: the arguments of the script, which it finds in `sys.argv`.
     """
     text = os.fspath(target)
@@ -121,7 +121,7 @@ def load_target(
         )
     if scripts.is_script(text):
         raise ValueError(f"{text} is a Python file. Name the dataset in it, or a function: {text}:make_dataset")
-    return open_path(text, split=split, options=dict(options) if options else None)
+    return open_path(text, split=split, options=dict(storage_options) if storage_options else None)
 
 
 def as_dataset(given: Any, split: str | None = None) -> Any:

@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -45,6 +45,7 @@ from bushel.trajectory.statements import identify_standardization, load_standard
 _WORK = ".converting/"
 _PLAN = f"{_WORK}plan.json"
 _FRAMES_PER_SHARD = 50_000
+Format = Literal["rlds", "lerobot"]
 FORMATS = ("rlds", "lerobot")
 """What can be written."""
 
@@ -70,8 +71,8 @@ def convert_episodes(
     source: Path,
     target: Path,
     *,
-    to: str,
-    kind: str | None = None,
+    format: Format,
+    source_format: str | None = None,
     split: str | None = None,
     standardize_fn: Function | Sequence[Any] | None = None,
     drop: Sequence[str] = (),
@@ -89,7 +90,7 @@ def convert_episodes(
     verify: bool = True,
     overwrite: bool = False,
     storage_options: Options | None = None,
-    target_options: Options | None = None,
+    target_storage_options: Options | None = None,
     format_options: Mapping[str, Any] | None = None,
     progress: Shown = True,
 ) -> Conversion:
@@ -102,8 +103,8 @@ def convert_episodes(
       source: the data set: a folder, or the file of robomimic; here or in a store.
       target: the folder of the new data set, here or in a store. For RLDS its name is the name of the data set, and
         the files lie in a folder for the version inside: data/arm means data/arm/1.0.0.
-      to: the format to write: "rlds", or "lerobot" for LeRobot v3.
-      kind: the format to read, see `open_episodes`; by default it is found out from the files.
+      format: the format to write: "rlds", or "lerobot" for LeRobot v3.
+      source_format: the format to read, see `open_episodes`; by default it is found out from the files.
       split: only this split of the source, such as "train[:10]"; by default all, and splits are kept.
       standardize_fn: a function of a raw trajectory that returns a changed one, with entries renamed, added or left
         out: a callable, a ModuleSpec, or a list of statements (`docs/oxe.md`).
@@ -123,7 +124,7 @@ def convert_episodes(
       verify: reads back and compares all that was written; videos are decoded.
       overwrite: removes a data set of the same format that is there, or a conversion that was interrupted.
       storage_options: the options of the store of the source.
-      target_options: the options of the store of the target; by default the same.
+      target_storage_options: the options of the store of the target; by default the same.
       format_options: the options of the source's format, see `open_episodes`.
       progress: whether to show a progress bar on a terminal; or a function that is called from time to time with
         the number of frames done, and the number of all frames.
@@ -131,7 +132,7 @@ def convert_episodes(
     >>> folder = tempfile.mkdtemp()
     >>> os.mkdir(f"{folder}/mine")
     >>> np.savez(f"{folder}/mine/0.npz", state=np.zeros((5, 3)), action=np.zeros((5, 2)))
-    >>> done = convert_episodes(f"{folder}/mine", f"{folder}/rlds/mine", to="rlds")
+    >>> done = convert_episodes(f"{folder}/mine", f"{folder}/rlds/mine", format="rlds")
     >>> done.episodes, done.frames
     (1, 5)
     """
@@ -142,22 +143,24 @@ def convert_episodes(
             raise ValueError("On a cluster, pass shards (--shards): an actor writes one shard at a time.")
         workers = max(2, workers)  # the table is read by actors, too
         source, target = _make_absolute(source), _make_absolute(target)  # actors have other working directories
-    builder = _open_source(source, kind, storage_options, format_options)
+    builder = _open_source(source, source_format, storage_options, format_options)
     address = paths.normalize_path(target)
-    if to == "rlds" and not is_version(address.rstrip("/").rpartition("/")[2]):
+    if format == "rlds" and not is_version(address.rstrip("/").rpartition("/")[2]):
         address = output_folders.join_path(address, "1.0.0")
-    folder = output_folders.open_folder(address, storage_options if target_options is None else target_options)
+    folder = output_folders.open_folder(
+        address, storage_options if target_storage_options is None else target_storage_options
+    )
     refuse_same(paths.expand_path(source), folder)
-    if to == "rlds":
+    if format == "rlds":
         written: Target = RLDSTarget(folder.address, file_format, image_format)
-    elif to == "lerobot":
+    elif format == "lerobot":
         rate = fps or builder.fps
         if rate is None:
             raise ValueError(f"{builder.name} does not say how many steps a second has. Pass fps (--fps).")
         encoding = None if codec is None else Encoding(codec, key_frame_interval, crf)
         written = LeRobotTarget(rate, encoding, task, robot_type)
     else:
-        raise ValueError(f"to must be one of {', '.join(FORMATS)}; got {to!r}.")
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}; got {format!r}.")
     function = None if standardize_fn is None else load_standardization(standardize_fn)
     splits = choose_splits(builder, split)
     code = "" if standardize_fn is None else identify_standardization(standardize_fn)

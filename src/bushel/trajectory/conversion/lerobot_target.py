@@ -223,7 +223,7 @@ class _Frames:
                     content = decode_image(content)
                 except ValueError as error:
                     where = f"{self._where}: step {step}"
-                    way = "Leave the camera out (drop), or keep images in the rows (codec=None, --no-video)."
+                    way = "Leave the camera out (drop), or keep images in the rows (codec=None, --codec none)."
                     raise ValueError(f"{where}: {error} {way}") from error
             if content.shape[2] == 1:
                 content = np.repeat(content, 3, axis=2)

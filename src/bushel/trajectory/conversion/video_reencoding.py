@@ -36,7 +36,7 @@ def reencode_videos(
     workers: int | None = None,
     verify: bool = True,
     storage_options: Options | None = None,
-    target_options: Options | None = None,
+    target_storage_options: Options | None = None,
     progress: Shown = True,
 ) -> int:
     """Copies a LeRobot folder, v2.1 or v3.0, with videos encoded anew. Returns the number of videos.
@@ -53,13 +53,15 @@ def reencode_videos(
       workers: processes that encode at the same time; by default one per core.
       verify: decodes what was written and compares it.
       storage_options: the options of the store of the source.
-      target_options: the options of the store of the target; by default the same.
+      target_storage_options: the options of the store of the target; by default the same.
       progress: whether to show a progress bar on a terminal; or a function that is called with the number of videos
         that are done, and of all videos.
     """
     encoding = Encoding(codec, key_frame_interval, crf)
     here = output_folders.open_folder(source, storage_options)
-    there = output_folders.open_folder(target, storage_options if target_options is None else target_options)
+    there = output_folders.open_folder(
+        target, storage_options if target_storage_options is None else target_storage_options
+    )
     refuse_same(paths.expand_path(source), there)
     try:
         info = json.loads(here.read(INFO))
