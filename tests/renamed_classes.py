@@ -116,7 +116,7 @@ def keep(folder: Path) -> list[str]:
     """Fills a cache, computes a column and saves elements; gives the names of all files that are there then."""
     ds = bushel.MapDataset.range(20).seed(1).shuffle().map(lambda x: x + 1)
     list(ds.to_iter_dataset().cache(folder / "cache"))
-    ds.column(lambda x: x % 3, cache=folder / "columns")
+    ds.column(lambda x: x % 3, cache_dir=folder / "columns")
     ds.map(lambda x: {"x": x}).save(
         folder / "saved", format="parquet"
     )  # raises if another pipeline has saved the folder

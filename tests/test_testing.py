@@ -107,7 +107,7 @@ class Forgetful(Right):
 class OneOff(Right):
     """Goes one too far."""
 
-    def set_state(self, state):
+    def set_state(self, state, *, check: bool = True):
         self.position = min(self.count, state["position"] + 1)
 
 
@@ -117,7 +117,7 @@ class Deaf(Right):
     def get_state(self):
         return {}
 
-    def set_state(self, state):
+    def set_state(self, state, *, check: bool = True):
         pass
 
 
@@ -136,16 +136,16 @@ class Ahead(Right):
             raise StopIteration
         return self.buffer.popleft()
 
-    def set_state(self, state):
-        super().set_state(state)
+    def set_state(self, state, *, check: bool = True):
+        super().set_state(state, check=check)
         self.buffer.clear()
 
 
 class NoEnd(Right):
     """Once resumed, it does not know where to end."""
 
-    def set_state(self, state):
-        super().set_state(state)
+    def set_state(self, state, *, check: bool = True):
+        super().set_state(state, check=check)
         self.count = 1000
 
 

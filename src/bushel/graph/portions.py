@@ -83,7 +83,7 @@ class _LimitCursor(Over[Limit]):
         self.given = index
 
 
-@in_states("stream_repeat")
+@in_states("stream_skip")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Skip(OneParent, Ordered):
     """All elements but the first `count`."""
@@ -147,6 +147,7 @@ class _SkipCursor(Over[Skip]):
         self.left = 0
 
 
+@in_states("stream_repeat")
 @dataclasses.dataclass(frozen=True, eq=False)
 class RepeatStream(OneParent, Ordered):
     """The same elements over and over: `num_epochs` times, or endlessly."""
@@ -283,6 +284,7 @@ def count_rows(batch: Any) -> int | None:
     return sizes.pop()[0] or None if len(sizes) == 1 and () not in sizes else None
 
 
+@in_states("unbatch")
 def unbatch(batch: Any) -> list[Any]:
     """The rows of a batch."""
     count = count_rows(batch)

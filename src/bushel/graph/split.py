@@ -17,6 +17,7 @@ from fractions import Fraction
 import numpy as np
 
 from bushel.base import checks
+from bushel.base.state_names import in_states
 from bushel.graph import apply, reindex
 from bushel.graph.columns import Column, Part
 from bushel.graph.node import Epochs, MapNode, replace_parents
@@ -27,6 +28,7 @@ from bushel.index import shuffle, words
 _HASHED_AT_ONCE = 1 << 16
 
 
+@in_states("split_part")
 @dataclasses.dataclass(frozen=True, eq=False)
 class SplitPart(Reindex):
     """The elements from place `start` to `stop` of one shuffled order, which is the same in every epoch."""
@@ -48,6 +50,7 @@ class SplitPart(Reindex):
         return self.shown
 
 
+@in_states("split_by_value")
 @dataclasses.dataclass(frozen=True)
 class OfPart(Rule):
     """The elements whose value is the number of one part, in order."""
@@ -66,6 +69,7 @@ class OfPart(Rule):
         return f"split(by=values of {length})[{self.number}]"
 
 
+@in_states("split_shares")
 @dataclasses.dataclass(frozen=True)
 class Shares:
     """How large each part should be: shares that sum to 1, or counts of elements."""
