@@ -240,3 +240,21 @@ def test_data_sets_of_the_host_become_arrays():
     for dataset in (rows, rows.map(lambda row: row), list(rows)):
         stacked = dataset_to_jax(dataset)
         assert same(jax.tree.map(np.asarray, stacked), {"x": np.arange(4, dtype=np.int32), "y": np.ones((4, 2), "f4")})
+
+
+class OneBuffer:
+    """A source that reads all records into the same memory."""
+
+    def __init__(self) -> None:
+        self.buffer = np.zeros(2, np.float32)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        self.buffer[:] = index
+        return {"x": self.buffer}
+
+
+def test_a_source_with_one_buffer_becomes_arrays():
+    assert dataset_to_jax(OneBuffer())["x"][:, 0].tolist() == [0, 1, 2, 3]

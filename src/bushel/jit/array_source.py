@@ -13,6 +13,7 @@ import numpy as np
 from bushel.base import checks, trees
 from bushel.base.blocks import Columns
 from bushel.base.hints import explains_arguments
+from bushel.base.private_blocks import own_each
 from bushel.jit import record_order
 from bushel.jit.device_columns import get_row_spec, is_column, make_columns, take_rows
 from bushel.jit.pytree import build, child, pytree_dataclass, set_attributes
@@ -131,10 +132,12 @@ def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Tree:
     if hasattr(dataset, "arrays"):
         stacked = dataset.arrays()
     else:
+        everything = range(len(dataset))
+        # One by one: a source may use one buffer for all records.
         stacked = stack_rows(
-            dataset._get_block(range(len(dataset)))
+            dataset._get_block(everything)
             if hasattr(dataset, "_get_block")
-            else [dataset[i] for i in range(len(dataset))]
+            else own_each(dataset[i] for i in everything)
         )
     with jax.default_device(device):
         return jax.tree.map(jnp.asarray, stacked)
