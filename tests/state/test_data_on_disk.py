@@ -12,6 +12,7 @@ import bushel
 from bushel import IterDataset, MapDataset
 from bushel.experimental import IterableIterDataset
 from bushel.sources import ArrayDataSource, FileDataSource, RaggedDataSource, SharedMemoryDataSource
+from bushel.state.digest import examine
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """Some sources below leave files open, as programs do."""
@@ -283,3 +284,21 @@ def test_a_cache_knows_its_data_before_its_functions_run(tmp_path):
     ds = build()
     assert list(ds) == list(ds) == list(build()) == [0, 1, 2, 3]
     assert len(os.listdir(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("library", ["zarr", "h5py"])
+def test_an_array_in_a_file_is_not_read(tmp_path, library):
+    if library == "zarr":
+        import zarr
+
+        array = zarr.create_array(str(tmp_path / "array"), shape=(4,), dtype="i4")
+    else:
+        import h5py
+
+        array = h5py.File(tmp_path / "array.h5", "w").create_dataset("a", shape=(4,), dtype="i4")
+    before = examine(array)
+    array[:] = 5
+    assert examine(array).digest == before.digest
+    assert list(before.unseen.values()) == [f"{type(array).__name__}: its values lie in files"]
+    ds = MapDataset.range(4).map(lambda index: int(array[index]))
+    assert "its values lie in files" in str(bushel.explain_identity(ds))

@@ -262,6 +262,14 @@ CHANGED = {
         "class S:\n    def __init__(self, s): self.s = s\n    def __len__(self): return 2\n    def __getitem__(self, i): return int(self.s[i])\n"
         "ds = bushel.MapDataset.source(S(bushel.sources.ArrayDataSource(np.array([1, VALUE]))))"
     ),
+    "dataset in an own source": (
+        "class S:\n    def __init__(self, s): self.s = s\n    def __len__(self): return 2\n    def __getitem__(self, i): return self.s[i]\n"
+        "ds = bushel.MapDataset.source(S(bushel.MapDataset.range(2).map(lambda x: x * VALUE)))"
+    ),
+    "one of many records of a dataset that a function holds": (
+        "R = [[n] for n in range(5000)]\nR[2501][0] = VALUE\nO = bushel.MapDataset.source(R)\n"
+        "ds = bushel.MapDataset.range(2500, 2503).map(lambda x: O[x][0])"
+    ),
     "table in an own source": (
         "import pandas\nclass S:\n    def __init__(self, t): self.t = t\n    def __len__(self): return 2\n    def __getitem__(self, i): return int(self.t.a[i])\n"
         "ds = bushel.MapDataset.source(S(pandas.DataFrame({'a': [1, VALUE]})))"

@@ -304,14 +304,29 @@ def _is_said(value: Any) -> bool:
         or is_own(kind)
         or is_in_memory(value)
         or callable(value)
-        or callable(getattr(value, "fingerprint", None))
+        or callable(getattr(kind, "fingerprint", None))
+        or _find_node(value) is not None
     )
 
 
 def _show_attribute(value: Any) -> Any:
     """What stands for an attribute of a source: a source inside another one says itself what its data are."""
-    own = getattr(value, "fingerprint", None)
-    return value if isinstance(value, type) or not callable(own) else [type(value), own()]
+    if callable(getattr(type(value), "fingerprint", None)):
+        return [type(value), value.fingerprint()]
+    node = _find_node(value)
+    return value if node is None else _without_calls(identify(node))
+
+
+def _find_node(value: Any) -> Node | None:
+    """The last operation of a dataset; None for anything else."""
+    if not any(base.__module__.partition(".")[0] == "bushel" for base in type(value).__mro__):
+        return None
+    node = getattr(value, "_node", None)
+    return node if isinstance(node, Node) and not hasattr(type(value), "__next__") else None
+
+
+def _without_calls(identity: list[Any]) -> list[Any]:
+    return [identity[1], identity[2].partition(_DETAIL)[0], [_without_calls(parent) for parent in identity[3]]]
 
 
 def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
@@ -491,21 +506,18 @@ def _key(node: list[Any], same_python: bool) -> tuple[str, ...]:
 
 def _describe_dataset(value: Any) -> Any:
     """What stands for a dataset, a node or a source that a function holds: its identity, or its fingerprint."""
-    if isinstance(value, Node):
-        return _without_calls(identify(value))
-    if not any(base.__module__.partition(".")[0] == "bushel" for base in type(value).__mro__):
-        return None
-    node = getattr(value, "_node", None)
-    if isinstance(node, Node) and not hasattr(type(value), "__next__"):
-        return _without_calls(identify(node))
-    if (name := find_name(type(value))) is not None and callable(getattr(type(value), "fingerprint", None)):
-        in_full = getattr(value, "fingerprint_in_full", value.fingerprint)
-        return [name, in_full()]
-    return None
+    node = value if isinstance(value, Node) else _find_node(value)
+    if node is not None:
+        return _describe_node(node)
+    name = find_name(type(value))
+    own = None if name is None else getattr(value, "fingerprint", None)
+    return [name, getattr(value, "fingerprint_in_full", own)()] if callable(own) else None
 
 
-def _without_calls(identity: list[Any]) -> list[Any]:
-    return [identity[1], identity[2].partition(_DETAIL)[0], [_without_calls(parent) for parent in identity[3]]]
+def _describe_node(node: Node) -> list[Any]:
+    """A pipeline that a function holds is a parameter of it, so its data count in full."""
+    prepare(node)
+    return _in_full(node, Memo(), True, "")
 
 
 describe.append(_describe_dataset)
