@@ -111,6 +111,15 @@ def test_every_cut_and_every_damaged_byte_is_named(tmp_path, ending):
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
+def test_a_file_that_is_cut_in_its_first_bytes_is_not_text(tmp_path, ending):
+    path = tmp_path / f"x.jsonl{ending}"
+    for cut in range(1, 12):
+        path.write_bytes(COMPRESSED[ending](TEXT)[:cut])
+        with pytest.raises(DamagedFile, match=r"x\.jsonl.* is damaged: .*cut short"):
+            LineDataSource(path)
+
+
+@pytest.mark.parametrize("ending", COMPRESSED)
 def test_a_bomb_stops_at_the_limit(tmp_path, ending):
     path = tmp_path / f"x.jsonl{ending}"
     path.write_bytes(COMPRESSED[ending](bytes(8 << 20)))

@@ -3,10 +3,12 @@
 import re
 import socket
 
+import numpy as np
 import pytest
 from fault_store import BUCKET, SLOW_FAULTS, fault_store
 
-from bushel.sources import file_access, output_folders, store_errors, uploads
+from bushel.base.errors import DamagedFile
+from bushel.sources import LineDataSource, ZarrDataSource, file_access, output_folders, store_errors, uploads
 
 REPEATED = "Bushel has repeated the request. Try again later, or raise `retries` in the options of the store"
 GONE = "Correct the address: the file or its bucket is missing."
@@ -249,3 +251,67 @@ def test_a_panic_of_obstore_is_an_error_of_python():
     assert not isinstance(caught.value, Exception), "if this fails, obstore no longer panics"
     error = store_errors.explain_failure(caught.value, "s3://bucket/x", [], "read")
     assert isinstance(error, OSError) and "s3://bucket/x could not be read: obstore has failed" in str(error)
+
+
+@pytest.fixture
+def zarr_store(store, tmp_path):
+    """The same server, with the arrays "a" and "b" of a Zarr store."""
+    zarr = pytest.importorskip("zarr")
+    group = zarr.open_group(str(tmp_path / "z"), mode="w")
+    for name in "ab":
+        group.create_array(name, shape=(10, 2), dtype="f4", chunks=(5, 2))[:] = np.arange(20).reshape(10, 2)
+    for path in (tmp_path / "z").rglob("*"):
+        if path.is_file():
+            store.objects[path.relative_to(tmp_path).as_posix()] = path.read_bytes()
+    return store
+
+
+ZARR_FAULTS = {
+    (401, "InvalidToken"): (PermissionError, "the store does not accept the credentials (401 InvalidToken"),
+    (403, "AccessDenied"): (PermissionError, "the store refuses it (403 AccessDenied"),
+    (500, "InternalError"): (OSError, "the store failed (500 InternalError"),
+    (503, "SlowDown"): (OSError, "the store is overloaded (503 SlowDown"),
+}
+
+
+@pytest.mark.parametrize("at", ["GET z/zarr.json", "GET z/a/zarr.json", "GET z/a/c/0/0", "LIST z"])
+@pytest.mark.parametrize("fault", ZARR_FAULTS, ids=str)
+def test_a_failure_of_the_store_is_not_called_damage_of_zarr(at, fault, zarr_store):
+    zarr_store.reset(lambda number, line: fault if line.startswith(at) else None)
+    kind, sentence = ZARR_FAULTS[fault]
+    with pytest.raises(kind, match=re.escape(sentence)) as error:
+        ZarrDataSource(f"s3://{BUCKET}/z", storage_options=OPTIONS)[0]
+    assert not isinstance(error.value, DamagedFile)
+
+
+def test_an_array_of_zarr_without_metadata_is_not_left_out(zarr_store, tmp_path):
+    del zarr_store.objects["z/a/zarr.json"]
+    (tmp_path / "z" / "a" / "zarr.json").unlink()
+    for path, options in ((f"s3://{BUCKET}/z", OPTIONS), (tmp_path / "z", None)):
+        with (
+            pytest.warns(UserWarning, match="not recognized"),
+            pytest.raises(DamagedFile, match="the folder 'a' holds chunks of an array, but not its metadata"),
+        ):
+            ZarrDataSource(path, storage_options=options)
+
+
+def test_a_folder_of_other_files_beside_the_arrays_of_zarr_is_allowed(zarr_store):
+    zarr_store.objects["z/notes/readme.txt"] = b"recorded on a Monday"
+    with pytest.warns(UserWarning, match="not recognized"):
+        source = ZarrDataSource(f"s3://{BUCKET}/z", storage_options=OPTIONS)
+    assert list(source[9]) == ["a", "b"]
+
+
+def test_markers_of_folders_are_no_files(store):
+    store.objects |= {
+        "data/": b"",
+        "data/sub/": b"",
+        "data/empty/": b"",
+        "data/old_$folder$": b"",
+        "data/sub/x.jsonl": b"1\n2\n",
+        "data/y.jsonl": b"3\n",
+        "data/none.jsonl": b"",
+    }
+    found = file_access.find_files(f"s3://{BUCKET}/data/**", OPTIONS)
+    assert found == [f"s3://{BUCKET}/data/{name}" for name in ("none.jsonl", "sub/x.jsonl", "y.jsonl")]
+    assert list(LineDataSource(f"s3://{BUCKET}/data/**", storage_options=OPTIONS)) == [b"1", b"2", b"3"]

@@ -35,6 +35,13 @@ _MAGIC = {
     "bzip2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
     "xz": re.compile(rb"\xfd7zXZ\x00"),
 }
+_BEGINNINGS = {
+    ".gz": (b"\x1f\x8b\x08",),
+    ".zst": (b"\x28\xb5\x2f\xfd",),
+    ".bz2": tuple(b"BZh%d%s" % (level, end) for level in range(1, 10) for end in (b"1AY&SY", b"\x17rE8P\x90")),
+    ".xz": (b"\xfd7zXZ\x00",),
+}
+"""What files of these names begin with. One that is a part of it was cut short."""
 _NOT_READ = {
     "zip": re.compile(rb"PK(\x03\x04|\x05\x06)"),
     "lz4": re.compile(rb"\x04\x22\x4d\x18"),
@@ -68,8 +75,11 @@ def _find_compression(file: File) -> str | None:
     for kind, magic in _MAGIC.items():
         if magic.match(begin):
             return kind
-    other = next((kind for kind, magic in _NOT_READ.items() if magic.match(begin)), None)
     ending = redact.remove_query(file.address).lower().rpartition(".")[2]
+    is_cut = any(whole.startswith(begin) for whole in _BEGINNINGS.get(f".{ending}", ()))
+    if begin and is_cut and not isinstance(file, MemoryFile):
+        raise DamagedFile(f"{file.name} is damaged: it has only {len(begin)} bytes. It may have been cut short.")
+    other = next((kind for kind, magic in _NOT_READ.items() if magic.match(begin)), None)
     if other is None and begin and not isinstance(file, MemoryFile):
         other = _NOT_READ_BY_NAME.get(f".{ending}")
     if other is not None:

@@ -102,11 +102,24 @@ def list_urls(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
         entries = request_with_retries(
             lambda: [entry for page in store.list(prefix=folder) for entry in page], prefix, settings, "listed"
         )
+        # A program that made a folder has left an empty object "folder/". obstore lists it without its slash.
+        entries = [one for one in entries if one["size"] or not _is_folder_marker(store, root, one["path"], settings)]
     else:
         entries = request_with_retries(
             lambda: store.list_with_delimiter(prefix=folder)["objects"], prefix, settings, "listed"
         )
     return [f"{root}/{entry['path']}" for entry in entries]
+
+
+def _is_folder_marker(store: Any, root: str, path: str, settings: dict[str, Any]) -> bool:
+    """Whether an empty object of a listing stands for a folder: an object of the listed name does not exist."""
+    if path.endswith("_$folder$"):  # as Hadoop names them
+        return True
+    try:
+        request_with_retries(lambda: store.head(path), f"{root}/{path}", settings)
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _split_url(url: str) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from bushel.sources.paths import Options, Paths, is_url
 
 _METADATA = ("zarr.json", ".zgroup", ".zarray")
 _IS_ARRAY = re.compile(rb'"node_type"\s*:\s*"array"')
+_CHUNK = re.compile(r"c|\d+(\.\d+)*")  # what an array's folder holds beside its metadata, in both versions of Zarr
 _BLOSC = struct.Struct("<12xI")  # the header of a chunk that Blosc has compressed: its size, header included
 
 
@@ -61,9 +62,11 @@ class ZarrDataSource(ArraySource):
 class ZarrFormat(ArrayFormat):
     """How one Zarr store is opened and read."""
 
+    _failures: _Watch | None = None
+
     def open_arrays(self, names: list[str] | None) -> dict[str, Any]:
         zarr = import_package("zarr", "zarr", "Zarr stores")
-        watch = _Watch(self.name)
+        watch = _Watch(self.name, self.path, self.options)
         watched = _watch_store(self._open_store(), watch)
         try:
             store = self._call_guarded(lambda: zarr.open(watched, mode="r"))
@@ -71,14 +74,39 @@ class ZarrFormat(ArrayFormat):
                 self._call_guarded(lambda: _list_arrays(store)) if isinstance(store, zarr.Group) else {"array": store}
             )
             watch.check(list(arrays.values()))
+            self._check_orphans(watch)
         except FileNotFoundError:
+            if watch.failure is not None:
+                raise watch.failure from None
             how = " Zipped stores are not supported: unzip it." if self.path.endswith(".zip") else ""
             raise FileNotFoundError(f"{self.name} is not a Zarr store: it has no metadata of one.{how}") from None
         except (ImportError, PermissionError, DamagedFile):
             raise
         except Exception as error:  # damaged metadata can cause any error
+            if watch.failure is not None:
+                raise watch.failure from None
             raise DamagedFile(f"{self.name} is not a complete Zarr store: {error}") from error
+        self._failures = watch
         return arrays if names is None else {name: arrays[name] for name in names if name in arrays}
+
+    def read(self, call: Any, what: str) -> Any:
+        """What `call` reads. A failure of the store is raised as such, and is not called damage."""
+        try:
+            return super().read(call, what)
+        except DamagedFile:
+            if self._failures is not None and (failure := self._failures.take_failure()) is not None:
+                raise failure from None
+            raise
+
+    def _check_orphans(self, watch: _Watch) -> None:
+        """Raises an error if a folder holds chunks, but no metadata: Zarr leaves such an array out without an error."""
+        for folder in sorted(watch.without_metadata):
+            inside = self._call_guarded(lambda folder=folder: _list_folder(self._open_store(), folder))
+            if any(map(_CHUNK.fullmatch, inside)):
+                raise DamagedFile(
+                    f"{self.name}: the folder {folder!r} holds chunks of an array, but not its metadata. Was a file "
+                    "removed, or is the copy incomplete? Copy it again, or remove the folder."
+                )
 
     def _call_guarded(self, call: Any) -> Any:
         return redact.call_guarded(call, self.path, self.options)
@@ -128,11 +156,24 @@ def _list_arrays(group: Any, prefix: str = "") -> dict[str, Any]:
     return dict(sorted(arrays.items()))
 
 
+def _list_folder(store: Any, folder: str) -> list[str]:
+    sync = import_package("zarr.core.sync", "zarr", "Zarr stores").sync
+
+    async def collect() -> list[str]:
+        return [name async for name in store.list_dir(folder)]
+
+    return sync(collect())
+
+
 class _Watch:
     """Checks what a Zarr store returns: that no array's metadata is ignored, and that no chunk was cut short."""
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self, name: str, path: str, options: Options | None):
+        self._name, self._path, self._options = name, path, options
+        self.without_metadata: set[str] = set()
+        """The folders that were asked for metadata and have none."""
+        self.failure: BaseException | None = None
+        """How the store has failed, if it has."""
         self._arrays: set[str] = set()
         self._blosc: tuple[str, ...] = ()
 
@@ -146,6 +187,22 @@ class _Watch:
             raise DamagedFile(f"{self._name}: the metadata of the array {min(lost)!r} is damaged.")
         packed = [array.path for array in arrays if array.shards is None and _uses_blosc(array)]
         self._blosc = tuple(f"{path}/" if path else "" for path in packed)
+
+    def explain(self, error: Exception, key: str, deed: str) -> BaseException:
+        """The error to raise in place of an error of the store."""
+        if not is_url(self._path):
+            return error
+        from bushel.sources import store_errors  # loaded when it is needed: most programs read local files
+
+        name = f"{self._name}/{key}" if key else self._name
+        secrets = redact.secrets_of(self._path, self._options)
+        self.failure = store_errors.explain_failure(error, name, secrets, deed)
+        return self.failure
+
+    def take_failure(self) -> BaseException | None:
+        """How the store has failed since the last call."""
+        failure, self.failure = self.failure, None
+        return failure
 
     def see(self, key: str, data: Any, whole: bool) -> None:
         """Checks what was read under a key. `whole` says whether `data` is all of it, or a part."""
@@ -167,14 +224,31 @@ def _uses_blosc(array: Any) -> bool:
 
 
 def _watch_store(store: Any, watch: _Watch) -> Any:
-    """A Zarr store that shows `watch` everything that is read from it."""
+    """A Zarr store that shows `watch` everything that is read from it, and its failures."""
     storage = import_package("zarr.storage", "zarr", "Zarr stores")
+    found: set[str] = set()  # the folders whose metadata were read
 
     class Watched(storage.WrapperStore):
         async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-            data = await self._store.get(key, prototype, byte_range)
+            try:
+                data = await self._store.get(key, prototype, byte_range)
+            except Exception as error:
+                raise watch.explain(error, key, "read") from error
+            folder, _, name = key.rpartition("/")
             if data is not None:
                 watch.see(key, data, byte_range is None)
+                if name in _METADATA:
+                    found.add(folder)
+                    watch.without_metadata.discard(folder)
+            elif name in _METADATA and folder not in found:
+                watch.without_metadata.add(folder)
             return data
+
+        async def list_dir(self, prefix: str) -> AsyncGenerator[str, None]:
+            try:
+                async for name in self._store.list_dir(prefix):
+                    yield name
+            except Exception as error:
+                raise watch.explain(error, prefix, "listed") from error
 
     return Watched(store)
