@@ -78,3 +78,16 @@ def test_one_computation_feeds_the_table_and_the_verdict(stages, workers, wait):
     rows = {row[0]: row[4] for row in report._make_rows()}
     assert rows[named] == f"{share} %"
     assert int(share) == max(int(row.removesuffix(" %")) for row in rows.values())
+
+
+def start_slowly(worker, workers):
+    time.sleep(0.5)
+
+
+def test_the_start_of_workers_does_not_use_up_the_measured_time():
+    """A verdict of one element would say which worker starts, and not which stage is slow."""
+    options = bushel.MultiprocessingOptions(num_workers=1)
+    stream = bushel.MapDataset.range(10**6).map(quick).to_iter_dataset().mp_prefetch(options, start_slowly)
+    text = str(measure_pipeline(stream, "a slow start", seconds=0.05, workers=[1], progress=False))
+    counted = re.search(r"^([\d,]+) elements in ", text, re.MULTILINE)
+    assert counted is not None and int(counted[1].replace(",", "")) > 1, text

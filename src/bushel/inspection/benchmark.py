@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -225,14 +226,16 @@ def _profile(stream: IterDataset[Any], target: str, seconds: float) -> tuple[Rep
     """The report of a run whose stages are timed, and its course over time."""
     with iter(stream.with_options(execution_tracking_mode="stage_timing")) as elements:
         history = History(target, elements.report, interval_s=min(0.1, seconds / 20))
-        begun = next_sample = time.perf_counter()
+        next_sample, end = time.perf_counter(), math.inf
         history.sample()
         for _ in elements:
             now = time.perf_counter()
+            # As in `_run`: the start of workers, which may take longer than `seconds`, says nothing about the stages.
+            end = min(end, now + seconds)
             if now >= next_sample:
                 history.sample()
                 next_sample = now + history.interval_s
-            if now - begun >= seconds:
+            if now >= end:
                 break
         history.sample()
         return elements.report(), history.describe(finished=True)
