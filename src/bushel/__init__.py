@@ -46,6 +46,7 @@ if _typing.TYPE_CHECKING:
     from bushel.base.transforms import Batch, Transformation
     from bushel.base.transforms import Map as MapTransform
     from bushel.base.transforms import RandomMap as RandomMapTransform
+    from bushel.base_dataset import Dataset
     from bushel.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
     from bushel.data_loader import DataLoader, DataLoaderIterator, load
     from bushel.dataset import IterDataset, MapDataset
@@ -69,6 +70,7 @@ __all__ = [
     "Column",
     "DataLoader",
     "DataLoaderIterator",
+    "Dataset",
     "DatasetIterator",
     "ElementOrigin",
     "IdentityExplanation",
@@ -122,6 +124,7 @@ _ELSEWHERE = {
     "Column": "graph.columns",
     "DataLoader": "data_loader",
     "DataLoaderIterator": "data_loader",
+    "Dataset": "base_dataset",
     "DatasetIterator": "iterator",
     "ElementOrigin": "graph.origins",
     "IdentityExplanation": "state.explanation",

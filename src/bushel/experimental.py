@@ -17,7 +17,7 @@ from bushel.dataset import (
 )
 from bushel.device.loader_on_device import device_put_like_grain as device_put
 from bushel.elastic import ElasticIterator
-from bushel.files import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
+from bushel.files import ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.graph.batch import batch_and_pad
 from bushel.graph.concat_split import BOSHandling
 from bushel.graph.legacy import PackAndBatchOperation
@@ -52,7 +52,6 @@ __all__ = [
     "FlatMapMapDataset",
     "FlatMapTransform",
     "InterleaveIterDataset",
-    "IterableIterDataset",
     "LimitIterDataset",
     "MapWithIndexTransform",
     "PackAndBatchOperation",

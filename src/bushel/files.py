@@ -118,28 +118,6 @@ class WebDatasetIterDataset(IterPipeline[dict[str, Any]]):
         super().__init__(_build_node(expand_braces(path), storage_options, "WebDatasetIterDataset", source))
 
 
-class IterableIterDataset(IterPipeline[T]):
-    """Any iterable as an IterDataset whose iterators can be saved.
-
-    An iterable with `state_dict` and `load_state_dict` (a Hugging Face stream, a loader of torchdata) resumes with
-    them. Any other iterable is read again from the start, up to the position.
-
-    Args:
-      iterable: an object that can be iterated several times, or a function that returns an iterable.
-
-    >>> ds = IterableIterDataset(lambda: (x * x for x in range(4)))
-    >>> it = iter(ds)
-    >>> next(it), next(it), it.get_state()["elements_read"]
-    (0, 1, 2)
-    """
-
-    def __init__(self, iterable: Iterable[T] | Callable[[], Iterable[T]]):
-        from bushel.sources.iterables import IterableStream
-
-        source = IterableStream(iterable)
-        super().__init__(Records(source, f"IterableIterDataset({source.name})"))
-
-
 class _NoFiles(SequentialSource):
     """A pattern that matched no file. As in Grain, the error comes when an iterator is made."""
 

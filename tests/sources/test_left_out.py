@@ -20,7 +20,7 @@ from stepped import Stepped
 import bushel
 from bushel.base.errors import TooManySkipped
 from bushel.engine.processes.executor import Processes
-from bushel.experimental import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
+from bushel.experimental import ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.iterator import PipelineIterator
 from bushel.sources import DamagedFile
 
@@ -271,7 +271,7 @@ def test_an_iterable_that_fails_has_ended_and_is_raised():
         yield 1
         raise OSError("gone")
 
-    it = opened(IterableIterDataset(numbers))
+    it = opened(bushel.IterDataset.source(numbers))
     assert next(it) == 1
     for _ in range(2):
         with pytest.raises(OSError, match="gone"):
