@@ -614,7 +614,7 @@ def draw_source(draw: random.Random) -> Case:
         case "own stream":
             ds = OwnStream(draw.choice([Kept(kept), Buffer(remake)]))
         case "iterable":
-            ds = bushel.experimental.IterableIterDataset(functools.partial(iter, kept))
+            ds = bushel.IterDataset.source(functools.partial(iter, kept))
         case _:
             columns = {name: np.stack([row[name] for row in expected]) for name in ("a", "b")}
             ds = source(bushel.sources.ArrayDataSource({**columns, "n": np.arange(LENGTH)}))

@@ -81,7 +81,7 @@ def test_what_is_not_there_is_not_said_to_be_there():
         assert not hasattr(value, name) and name not in dir(value)
         assert not hasattr(type(value), name)
     assert isinstance(ds, Iterable) and bool(stream)
-    assert list(bushel.experimental.IterableIterDataset(ds)) == list(range(10))  # not an iterator, which is refused
+    assert list(bushel.IterDataset.source(ds)) == list(range(10))  # not an iterator, which is refused
     assert np.asarray(stream).tolist() == list(range(10))
     assert {"map", "batch", "__len__"} <= set(dir(ds))
 

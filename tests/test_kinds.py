@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import IterDataset, MapDataset
+from bushel.testing import check_resumes_anywhere
 
 
 def public(kind):
@@ -131,7 +132,7 @@ def test_an_endless_stream_has_no_length():
         MapDataset.range(9).filter(bool).to_iter_dataset().batch(2),
         MapDataset.range(9).to_iter_dataset().flat_map(lambda x: [x]),
         MapDataset.range(9).to_iter_dataset().with_options(on_error="skip"),
-        bushel.experimental.IterableIterDataset([1, 2]),
+        bushel.IterDataset.source([1, 2]),
     ],
 )
 def test_a_length_that_is_not_known_is_a_type_error(ds):
@@ -204,3 +205,25 @@ def test_repeat_gives_a_new_order_every_epoch():
     epochs = np.array(list(MapDataset.range(60).seed(0).shuffle().repeat(3))).reshape(3, 60)
     assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
     assert (np.sort(epochs, axis=1) == np.arange(60)).all()
+
+
+def test_the_base_class_is_for_types_and_not_for_subclasses():
+    assert issubclass(MapDataset, bushel.Dataset) and issubclass(IterDataset, bushel.Dataset)
+    with pytest.raises(TypeError, match=r"Write `class Records\(bushel.MapDataset\)` for elements by index"):
+        type("Records", (bushel.Dataset,), {})
+
+
+def test_both_kinds_say_their_shapes_in_one_way():
+    ds = MapDataset.range(5).batch(2, drop_remainder=True)
+    for either in (ds, ds.to_iter_dataset()):
+        assert either.element_spec() == bushel.experimental.get_element_spec(ds) and either.element_spec().shape == (2,)
+    with pytest.raises(NotImplementedError):
+        MapDataset.source([1]).element_spec()
+    with pytest.raises(NotImplementedError, match="not known without reading"):
+        IterDataset.source([1]).element_spec()
+
+
+def test_any_iterable_is_a_stream():
+    ds = IterDataset.source(lambda: (x * x for x in range(6))).filter(lambda x: x % 2 == 0)
+    assert list(ds) == list(ds) == [0, 4, 16] and repr(ds).startswith("IterDataset.source(")
+    check_resumes_anywhere(ds.batch(2))

@@ -23,6 +23,7 @@ PUBLIC = {
         "DamagedFile",
         "DataLoader",
         "DataLoaderIterator",
+        "Dataset",
         "DatasetIterator",
         "ElementOrigin",
         "IdentityExplanation",
@@ -89,7 +90,6 @@ PUBLIC = {
         "FlatMapMapDataset",
         "FlatMapTransform",
         "InterleaveIterDataset",
-        "IterableIterDataset",
         "LimitIterDataset",
         "MapWithIndexTransform",
         "PackAndBatchOperation",
@@ -391,6 +391,7 @@ OURS = {
         "BushelWarning",
         "Column",
         "DamagedFile",
+        "Dataset",
         "ElementOrigin",
         "IdentityExplanation",
         "OtherFile",
@@ -413,7 +414,7 @@ OURS = {
     }
     | SHORT_SPELLINGS,
     "bushel.transforms": {"FlatMap"},  # Grain: experimental.FlatMapTransform
-    "bushel.experimental": {"IterableIterDataset", "WebDatasetIterDataset"},
+    "bushel.experimental": {"WebDatasetIterDataset"},
     "bushel.sources": {
         "ArrayDataSource",
         "ArrowDataSource",
@@ -501,25 +502,8 @@ OUR_PARAMETERS = {
     *("columns", "storage_options", "verify", "exact", "temperature", "when_exhausted"),
 }
 OUR_METHODS = {
-    *(
-        "take",
-        "skip",
-        "get",
-        "split",
-        "unbatch",
-        "origins",
-        "epoch",
-        "seek",
-        "iterate_on",
-        "with_options",
-        "cache",
-        "flat_map",
-        "limit",
-        "rebatch",
-        "repeat",
-        "window_shuffle",
-        "zip",
-    ),
+    *("take", "skip", "get", "split", "unbatch", "element_spec", "origins", "epoch", "seek"),
+    *("iterate_on", "with_options", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"),
     *("column", "where", "sample", "order_by", "pack", "bucket", "origin", "describe", "report", "skipped", "save"),
     "to_device",
     "ray_prefetch",
@@ -543,8 +527,9 @@ def test_methods_are_grains(name):
 @pytest.mark.parametrize("name", ["MapDataset", "IterDataset"])
 def test_factories_are_grains_and_live_on_the_class_alone(name):
     ours, theirs = type(getattr(bushel, name)), type(getattr(grain, name))
-    assert methods(ours) == methods(theirs)
-    for factory in methods(ours) - methods(type):
+    assert methods(ours) - methods(theirs) == ({"source"} if name == "IterDataset" else set())
+    assert methods(theirs) <= methods(ours)
+    for factory in methods(theirs) - methods(type):
         assert parameters(getattr(ours, factory)) == parameters(getattr(theirs, factory))
         assert not hasattr(bushel.MapDataset.range(3), factory)
 

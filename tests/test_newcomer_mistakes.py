@@ -83,9 +83,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "subclass with `__getitem__` and `__len__` for one of your own.",
         ),
         (
-            "bushel.Dataset",
-            "module 'bushel' has no attribute 'Dataset'. Write `bushel.MapDataset` for data with random access, or "
-            "`bushel.IterDataset` for a stream.",
+            "bushel.IterableDataset",
+            "module 'bushel' has no attribute 'IterableDataset'. Write `bushel.IterDataset`.",
         ),
         (
             "bushel.random_split",
@@ -226,8 +225,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "A MapDataset has no `cardinality`. Write `len(ds)`.",
         ),
         (
-            "ds.element_spec",
-            "A MapDataset has no `element_spec`. `ds.describe()` shows the shapes and dtypes of the elements.",
+            "ds.shape",
+            "A MapDataset has no `shape`. `ds.describe()` shows the shapes and dtypes of the elements.",
         ),
         (
             "ds.as_numpy_iterator()",
@@ -240,7 +239,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             "bushel.IterDataset.from_generator(double)",
-            "An IterDataset has no `from_generator`. Write `bushel.experimental.IterableIterDataset(function)`: "
+            "An IterDataset has no `from_generator`. Write `bushel.IterDataset.source(function)`: "
             "the function returns an iterator.",
         ),
         (
@@ -404,7 +403,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         (
             "bushel.MapDataset.source(x for x in range(3))",
             "A source needs `__len__` and `__getitem__`, got generator. Write "
-            "`bushel.experimental.IterableIterDataset(function)` for a function that returns a generator, or "
+            "`bushel.IterDataset.source(function)` for a function that returns a generator, or "
             "`list(...)` of it if the records fit into memory.",
         ),
         (

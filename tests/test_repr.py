@@ -386,7 +386,7 @@ ENDLESS = {
     "slice": lambda: ten().repeat()[3:],
     "shard": lambda: ten().repeat()[1::4],
     "mix": lambda: MapDataset.mix([ten().repeat(), ten().repeat()]),
-    "restart": lambda: MapDataset.mix([ten(), ten()], when_exhausted="restart"),
+    "restart": lambda: MapDataset.mix([ten(), ten()], exact=True, when_exhausted="restart"),
     "source": lambda: MapDataset.source(ten().repeat()),
 }
 SHOWN = {

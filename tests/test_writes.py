@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bushel
-from bushel.experimental import IterableIterDataset
 from bushel.sources import ArrayDataSource, Columns, RaggedDataSource, load_arrays
 from bushel.testing import same
 
@@ -385,8 +384,8 @@ class StreamIterator(bushel.DatasetIterator):
 
 
 STREAMS: dict[str, Callable[[Any, Any], bushel.IterDataset[Any]]] = {
-    "iterable": lambda data, tmp: IterableIterDataset(data),
-    "function": lambda data, tmp: IterableIterDataset(lambda: iter(data)),
+    "iterable": lambda data, tmp: bushel.IterDataset.source(data),
+    "function": lambda data, tmp: bushel.IterDataset.source(lambda: iter(data)),
     "own stream": lambda data, tmp: Stream(data),
     "cache in memory": lambda data, tmp: Source(data).to_iter_dataset().cache(),
     "cache in files": lambda data, tmp: Source(data).to_iter_dataset().cache(tmp / "cache"),
@@ -394,11 +393,11 @@ STREAMS: dict[str, Callable[[Any, Any], bushel.IterDataset[Any]]] = {
     "flat_map": lambda data, tmp: (
         Source(data).to_iter_dataset().pipe(lambda ds: bushel.experimental.FlatMapIterDataset(ds, Twice()))
     ),
-    "mix": lambda data, tmp: bushel.IterDataset.mix([IterableIterDataset(data), Source(data).to_iter_dataset()]),
-    "zip": lambda data, tmp: bushel.experimental.ZipIterDataset([IterableIterDataset(data)] * 2),
-    "repeat": lambda data, tmp: IterableIterDataset(data).repeat(2),
+    "mix": lambda data, tmp: bushel.IterDataset.mix([bushel.IterDataset.source(data), Source(data).to_iter_dataset()]),
+    "zip": lambda data, tmp: bushel.experimental.ZipIterDataset([bushel.IterDataset.source(data)] * 2),
+    "repeat": lambda data, tmp: bushel.IterDataset.source(data).repeat(2),
     "prefetched": lambda data, tmp: bushel.experimental.ThreadPrefetchIterDataset(
-        IterableIterDataset(data), prefetch_buffer_size=3
+        bushel.IterDataset.source(data), prefetch_buffer_size=3
     ),
     "constant": lambda data, tmp: Source(data).to_iter_dataset().map(lambda x: data[0]),
 }

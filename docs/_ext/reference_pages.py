@@ -23,8 +23,8 @@ VERSIONS = {
 }
 
 GROUPS = {
-    "Datasets and iterators": ["MapDataset", "IterDataset", "DatasetIterator", "Column", "ElementOrigin", "Report",
-                               "explain_identity", "IdentityExplanation"],
+    "Datasets and iterators": ["MapDataset", "IterDataset", "Dataset", "DatasetIterator", "Column", "ElementOrigin",
+                               "Report", "explain_identity", "IdentityExplanation"],
     "Options": ["MultiprocessingOptions", "RayOptions", "ReadOptions", "config"],
     "DataLoader": ["DataLoader", "DataLoaderIterator", "load", "IndexSampler", "Sampler", "SequentialSampler",
                    "ShardOptions", "ShardByJaxProcess", "NoSharding", "Record", "RecordMetadata"],

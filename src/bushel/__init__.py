@@ -62,6 +62,7 @@ if _typing.TYPE_CHECKING:
     from bushel.base.transforms import Batch, Transformation
     from bushel.base.transforms import Map as MapTransform
     from bushel.base.transforms import RandomMap as RandomMapTransform
+    from bushel.base_dataset import Dataset
     from bushel.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
     from bushel.data_loader import DataLoader, DataLoaderIterator, load
     from bushel.dataset import IterDataset, MapDataset
@@ -89,6 +90,7 @@ __all__ = [
     "DamagedFile",
     "DataLoader",
     "DataLoaderIterator",
+    "Dataset",
     "DatasetIterator",
     "ElementOrigin",
     "IdentityExplanation",
@@ -153,6 +155,7 @@ _ELSEWHERE = {
     "DamagedFile": "base.errors",
     "DataLoader": "data_loader",
     "DataLoaderIterator": "data_loader",
+    "Dataset": "base_dataset",
     "DatasetIterator": "iterator",
     "ElementOrigin": "graph.origins",
     "IdentityExplanation": "state.explanation",

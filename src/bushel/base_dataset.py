@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from bushel.base import checks, hints, returns
 from bushel.base import transforms as tf
@@ -23,7 +23,7 @@ from bushel.base.state_names import in_states
 from bushel.graph import node, show, streams
 from bushel.graph.node import MapNode, Node
 from bushel.graph.streams import StreamNode
-from bushel.iterator import PipelineIterator
+from bushel.iterator import DatasetIterator, PipelineIterator
 
 if TYPE_CHECKING:
     from bushel import display, saving
@@ -33,6 +33,7 @@ else:
 
 R = TypeVar("R")
 P = ParamSpec("P")
+T_co = TypeVar("T_co", covariant=True)
 
 logger = logging.getLogger("bushel")
 
@@ -40,8 +41,29 @@ _SEED_LIMIT = 1 << 32
 
 
 @in_states("Dataset", {"_parents": None, "_node": None})
-class Dataset(abc.ABC):
-    """What MapDataset and IterDataset share. They are its only direct subclasses, which `name_kind` relies on."""
+class Dataset(abc.ABC, Generic[T_co]):
+    """What both kinds of dataset are: for functions that take a MapDataset or an IterDataset.
+
+    To write a dataset of your own, subclass one of these two.
+
+    >>> import bushel
+    >>> def count_words(texts: bushel.Dataset[str]) -> int:
+    ...     return sum(len(text.split()) for text in texts)
+    >>> ds = bushel.MapDataset.source(["a b", "c"])
+    >>> count_words(ds), count_words(ds.to_iter_dataset())
+    (3, 3)
+    """
+
+    # MapDataset and IterDataset are its only direct subclasses, which `name_kind` relies on.
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if Dataset in cls.__bases__ and not cls.__module__.startswith("bushel."):
+            raise TypeError(
+                f"{cls.__name__} is neither kind of dataset. Write `class {cls.__name__}(bushel.MapDataset)` for "
+                f"elements by index, `class {cls.__name__}(bushel.IterDataset)` for a stream. Records with `__len__` "
+                "and `__getitem__` need no subclass: `bushel.MapDataset.source(records)`."
+            )
 
     _is_no_data = True  # an element may be a dataset, as for an interleave: see base/ownership.py
 
@@ -70,6 +92,22 @@ class Dataset(abc.ABC):
     def _default_seed(self) -> int | None:
         """The seed that an operation at this place gets from an earlier `ds.seed(...)`."""
         return node.default_seed((self._node,), depth=0)
+
+    @abc.abstractmethod
+    def __iter__(self) -> DatasetIterator[T_co]:
+        """Returns an iterator at the start."""
+
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of the elements, as a tree of `ShapeDtypeStruct`s. Nothing is read.
+
+        An operation with a function of yours raises NotImplementedError, unless its transformation has a method
+        `output_spec(input_spec)`; `describe` reads an element where shapes are not known.
+
+        >>> from bushel import MapDataset
+        >>> MapDataset.range(5).batch(2, drop_remainder=True).element_spec()
+        ShapeDtypeStruct(shape=(2,), dtype=<class 'numpy.int64'>)
+        """
+        return self._element_spec
 
     @property
     @optional

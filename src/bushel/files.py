@@ -14,7 +14,7 @@ from bushel.base.state_names import in_states
 from bushel.graph.interleave import Interleave
 from bushel.graph.records import Records
 from bushel.graph.streams import StreamNode
-from bushel.iter_dataset import IterPipeline
+from bushel.iter_dataset import IterDataset, IterPipeline
 from bushel.sources.protocol import SequentialSource
 
 T = TypeVar("T")
@@ -120,25 +120,14 @@ class WebDatasetIterDataset(IterPipeline[dict[str, Any]]):
 
 
 class IterableIterDataset(IterPipeline[T]):
-    """Any iterable as an IterDataset whose iterators can be saved.
+    """`IterDataset.source(iterable)` as a class, like those of files. New programs need no second name: use `source`.
 
-    An iterable with `state_dict` and `load_state_dict` (a Hugging Face stream, a loader of torchdata) resumes with
-    them. Any other iterable is read again from the start, up to the position.
-
-    Args:
-      iterable: an object that can be iterated several times, or a function that returns an iterable.
-
-    >>> ds = IterableIterDataset(lambda: (x * x for x in range(4)))
-    >>> it = iter(ds)
-    >>> next(it), next(it), it.get_state()["elements_read"]
-    (0, 1, 2)
+    >>> list(IterableIterDataset([1, 2]))
+    [1, 2]
     """
 
     def __init__(self, iterable: Iterable[T] | Callable[[], Iterable[T]]):
-        from bushel.sources.iterables import IterableStream
-
-        source = IterableStream(iterable)
-        super().__init__(Records(source, f"IterableIterDataset({source.name})"))
+        super().__init__(IterDataset.source(iterable)._node)
 
 
 @in_states("no_files")

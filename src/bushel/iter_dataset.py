@@ -58,11 +58,14 @@ if TYPE_CHECKING:
         VectorizedFilter,
         VectorizedFunction,
     )
-    from bushel.graph import cache, portions, stores, windows
+    from bushel.graph import cache, portions, records, stores, windows
+    from bushel.sources import iterables
 else:
     global_arrays = Lazy("bushel.global_arrays")
     cache = Lazy("bushel.graph.cache")
+    iterables = Lazy("bushel.sources.iterables")
     portions = Lazy("bushel.graph.portions")
+    records = Lazy("bushel.graph.records")
     stores = Lazy("bushel.graph.stores")
     windows = Lazy("bushel.graph.windows")
 
@@ -78,6 +81,25 @@ E = TypeVar("E")
 
 class _IterDatasetMeta(DatasetMeta):
     """Functions that create an IterDataset: `IterDataset.mix(...)`. Instances do not have them."""
+
+    @explains_arguments("Write `IterDataset.source(iterable)`.")
+    def source(cls, iterable: Iterable[T] | Callable[[], Iterable[T]]) -> IterDataset[T]:
+        """Any iterable as a dataset whose iterators can be saved.
+
+        An iterable with `state_dict` and `load_state_dict` (a Hugging Face stream, a loader of torchdata) resumes with
+        them. Any other iterable is read again from the start, up to the position. For records that can be read at any
+        position, `MapDataset.source` shuffles and resumes better.
+
+        Args:
+          iterable: an object that can be iterated several times, or a function that returns an iterable.
+
+        >>> ds = IterDataset.source(lambda: (x * x for x in range(4)))
+        >>> it = iter(ds)
+        >>> next(it), next(it), it.get_state()["elements_read"]
+        (0, 1, 2)
+        """
+        source = iterables.IterableStream(iterable)
+        return IterPipeline(records.Records(source, f"source({source.name})"))
 
     @explains_arguments("Write `IterDataset.mix([a, b], weights=[2, 1])`.")
     def mix(
@@ -111,7 +133,7 @@ class _IterDatasetMeta(DatasetMeta):
 
 
 @in_states("IterDataset")
-class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
+class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
     """A dataset that is read in order. Its iterators can be saved and restored.
 
     To write one of your own, subclass it and implement `__iter__`, which returns a `DatasetIterator`.

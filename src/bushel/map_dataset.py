@@ -8,7 +8,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, overload
 
 import numpy as np
 
@@ -133,18 +133,19 @@ class _MapDatasetMeta(DatasetMeta):
     ) -> MapDataset[T]:
         """Elements of several datasets in proportion to `weights`, in a fixed pattern, until the first runs out.
 
-        Shuffle the datasets before mixing. Repeat them if the mixture should be endless. Plain weights follow Grain's
-        rule, which rounds them. With a schedule, with "size" or with any other argument the shares are exact: in every
-        prefix of the mixture each dataset is within one element of its share.
+        Shuffle the datasets before mixing. Repeat them if the mixture should be endless. Numbers as weights follow
+        Grain's rule, which rounds them. With `exact=True`, a schedule or "size" the shares are exact: in every prefix
+        of the mixture each dataset is within one element of its share. The order is then another one.
 
         Args:
           datasets: the datasets to mix.
           weights: a number for each dataset; or a schedule, `[(0, weights), (100_000, other weights)]`, by position in
             the mixture; or "size", in proportion to lengths. Exact weights may be zero.
-          exact: keeps shares exact in every prefix.
+          exact: keeps shares exact in every prefix. A schedule and "size" always do.
           temperature: with "size", weights are lengths to the power of 1 / temperature. Above 1 they become more equal.
           when_exhausted: what happens when a dataset has no element left. "stop" ends the mixture. "restart" continues
             with the next epoch of that dataset, and the mixture has no end. "continue" goes on with the other datasets.
+            Both need exact shares.
 
         >>> list(MapDataset.mix([MapDataset.range(5), MapDataset.range(7, 10)]))
         [0, 7, 1, 8, 2, 9]
@@ -153,8 +154,14 @@ class _MapDatasetMeta(DatasetMeta):
         [0, 1, 2, 10, 3, 11, 0, 10]
         """
         nodes = _nodes_of(datasets, "mix")
-        if exact or temperature is not None or when_exhausted != "stop" or mixtures.is_special(weights):
+        if exact or temperature is not None or mixtures.is_special(weights):
             return MapPipeline(mixtures.mix_exactly(nodes, weights, temperature, when_exhausted))
+        mixtures.check_ending(when_exhausted)
+        if when_exhausted != "stop":
+            raise ValueError(
+                f'when_exhausted="{when_exhausted}" needs exact=True. Exact shares give another order than plain '
+                "weights, which follow Grain's rule."
+            )
         for number, part in enumerate(nodes):
             if part.length == 0:
                 raise ValueError(
@@ -187,7 +194,7 @@ class _MapDatasetMeta(DatasetMeta):
 
 
 @in_states("MapDataset")
-class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
+class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
     """A dataset whose elements are a function of their index.
 
     Nothing is read before you ask for an element: with `ds[i]`, with `ds.get(indices)` or by iteration. One epoch has

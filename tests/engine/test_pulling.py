@@ -265,7 +265,7 @@ class OwnIterator(bushel.DatasetIterator):
 
 
 READ = {
-    "a generator": lambda gate: ex.IterableIterDataset(gate.elements),
+    "a generator": lambda gate: bushel.IterDataset.source(gate.elements),
     "a dataset of the user's own": lambda gate: OwnStream(gate).map(lambda x: x),
     "in an interleave": lambda gate: ex.InterleaveIterDataset([OwnStream(gate)], cycle_length=1),
 }

@@ -54,7 +54,7 @@ def test_shares_are_exact_after_dense_filters(weights, lengths, kept):
 def test_a_mixture_that_continues_gives_every_element_once(weights, data):
     assume(any(weights))
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=len(weights), max_size=len(weights)))
-    mixture = MapDataset.mix(parts(*sizes), weights, when_exhausted="continue")
+    mixture = MapDataset.mix(parts(*sizes), weights, exact=True, when_exhausted="continue")
     expected = {x for part, weight in zip(parts(*sizes), weights) if weight for x in part}
     found = list(mixture)
     assert len(found) == len(mixture) == len(expected) and set(found) == expected
@@ -66,13 +66,15 @@ def test_a_mixture_that_continues_gives_every_element_once(weights, data):
     left = [(part, weight) for part, weight in zip(rest, weights) if len(part) and weight]
     assert len(left) < sum(map(bool, weights))
     if left:
-        assert found[len(first) :] == list(MapDataset.mix(*zip(*left), when_exhausted="continue"))
+        assert found[len(first) :] == list(MapDataset.mix(*zip(*left), exact=True, when_exhausted="continue"))
     again = mixture.repeat(2)
     assert list(again[: len(found)]) == found and set(again[len(found) :]) == expected
 
 
 def test_a_mixture_continues_without_end_with_a_part_that_has_none():
-    mixture = MapDataset.mix([MapDataset.range(3).repeat(), MapDataset.range(1000, 1002)], when_exhausted="continue")
+    mixture = MapDataset.mix(
+        [MapDataset.range(3).repeat(), MapDataset.range(1000, 1002)], exact=True, when_exhausted="continue"
+    )
     assert len(mixture) == INFINITE
     assert [part_of(mixture[n]) for n in (*range(8), 10**12)] == [0, 1, 0, 1, 0, 0, 0, 0, 0]
     assert [int(mixture[n]) for n in range(4, 8)] == [2, 0, 1, 2]
@@ -82,7 +84,9 @@ def test_a_mixture_continues_without_end_with_a_part_that_has_none():
 
 def test_where_parts_run_out_is_found_without_counting():
     large = 10**9
-    mixture = MapDataset.mix([MapDataset.range(large), MapDataset.range(10)], [1, 3], when_exhausted="continue")
+    mixture = MapDataset.mix(
+        [MapDataset.range(large), MapDataset.range(10)], [1, 3], exact=True, when_exhausted="continue"
+    )
     assert len(mixture) == large + 10 and int(mixture[len(mixture) - 1]) == large - 1
 
 
@@ -101,7 +105,7 @@ def test_by_size_everything_ends_together():
 
 
 def test_restart_goes_on_with_the_next_epoch_shuffled_anew():
-    ds = MapDataset.mix(parts(4, 30), [1, 1], when_exhausted="restart")
+    ds = MapDataset.mix(parts(4, 30), [1, 1], exact=True, when_exhausted="restart")
     assert len(ds) == INFINITE
     small = [x for x in ds[:24] if part_of(x) == 0]
     assert [sorted(small[n : n + 4]) for n in (0, 4, 8)] == [[0, 1, 2, 3]] * 3
@@ -127,6 +131,8 @@ def test_plain_weights_stay_grains():
         (dict(weights=[1, 1], temperature=2), 'temperature goes with weights="size"'),
         (dict(weights="size", temperature=0), "temperature must be above zero and finite, got 0"),
         (dict(weights=[1, 1], when_exhausted="loop"), '"stop", "restart" or "continue", got \'loop\''),
+        (dict(weights=[1, 1], when_exhausted="restart"), 'when_exhausted="restart" needs exact=True'),
+        (dict(when_exhausted="continue"), 'when_exhausted="continue" needs exact=True'),
         (dict(weights=[(5, [1, 1])]), r"must begin with 0 and grow, got \[5\]"),
         (dict(weights=[(0, [1, 1]), (0, [1, 2])]), r"must begin with 0 and grow, got \[0, 0\]"),
         (dict(weights=[(0, [1, 1]), 3]), r"A schedule is a list of \(position, weights\); got 3 in it"),

@@ -70,7 +70,9 @@ class Unreadable(Records):
 
 def test_nothing_is_read_and_epochs_and_components_are_told():
     a, b = MapDataset.source(Unreadable(0, 3)), MapDataset.source(Unreadable(1, 2))
-    mixture = MapDataset.mix([a.shuffle(1), MapDataset.concatenate([b, a])], [1, 1], when_exhausted="restart")
+    mixture = MapDataset.mix(
+        [a.shuffle(1), MapDataset.concatenate([b, a])], [1, 1], exact=True, when_exhausted="restart"
+    )
     ds = mixture.map(lambda x: x).batch(4)
     found = [record for step in range(4) for record in ds.origin(step).records]
     first = [record for record in found if record.component == (0,)]

@@ -21,7 +21,7 @@ import bushel
 from bushel import DamagedFile
 from bushel.base.errors import TooManySkipped
 from bushel.engine.processes.executor import Processes
-from bushel.experimental import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
+from bushel.experimental import ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.iterator import PipelineIterator
 
 RECORDS = [b"%04d" % number + random.Random(number).randbytes(number * 3_001 % 9_000) for number in range(60)]
@@ -271,7 +271,7 @@ def test_an_iterable_that_fails_has_ended_and_is_raised():
         yield 1
         raise OSError("gone")
 
-    it = opened(IterableIterDataset(numbers))
+    it = opened(bushel.IterDataset.source(numbers))
     assert next(it) == 1
     for _ in range(2):
         with pytest.raises(OSError, match="gone"):

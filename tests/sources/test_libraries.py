@@ -20,7 +20,7 @@ from formats import read_by_eight_threads
 import bushel
 from bushel import DamagedFile, MapDataset
 from bushel.base import blocks
-from bushel.experimental import IterableIterDataset, WebDatasetIterDataset
+from bushel.experimental import WebDatasetIterDataset
 from bushel.sources import LanceDataSource
 from bushel.testing import check_resumes_anywhere, same
 
@@ -78,7 +78,7 @@ def test_hugging_face_streams():
             yield {"x": number}
 
     stream = datasets.IterableDataset.from_generator(rows)
-    ds = IterableIterDataset(stream)
+    ds = bushel.IterDataset.source(stream)
     assert [row["x"] for row in ds] == list(range(40))
     check_resumes_anywhere(ds.map(lambda row: row["x"]).batch(8))
 
@@ -93,11 +93,11 @@ def test_hugging_face_streams_that_would_lose_records_are_refused():
     pairs = datasets.interleave_datasets([stream, shuffled])
     for made in (shuffled, shuffled.map(lambda row: row).filter(lambda row: True), pairs):
         with pytest.raises(ValueError, match=r"shuffles in a buffer.*window_shuffle"):
-            IterableIterDataset(made)
+            bushel.IterDataset.source(made)
         with pytest.raises(ValueError, match=r"shuffles in a buffer.*window_shuffle"):
-            next(iter(IterableIterDataset(lambda made=made: made)))
+            next(iter(bushel.IterDataset.source(lambda made=made: made)))
     shards_only = stream.shuffle(seed=1, buffer_size=1)
-    for ds in (IterableIterDataset(shards_only), IterableIterDataset(stream).window_shuffle(50, seed=1)):
+    for ds in (bushel.IterDataset.source(shards_only), bushel.IterDataset.source(stream).window_shuffle(50, seed=1)):
         it = iter(ds)
         before = [next(it)["x"] for _ in range(100)]
         later = iter(ds)
@@ -342,6 +342,6 @@ def test_tfds_folders(tmp_path):
 def test_iterables_with_state_from_torchdata():
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     loader = stateful.StatefulDataLoader(list(range(20)), batch_size=None)
-    ds = IterableIterDataset(loader)
+    ds = bushel.IterDataset.source(loader)
     assert list(itertools.islice(ds, 20)) == list(range(20))
     check_resumes_anywhere(ds)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import DamagedFile, MapDataset
-from bushel.experimental import IterableIterDataset, TFRecordIterDataset, WebDatasetIterDataset
+from bushel.experimental import TFRecordIterDataset, WebDatasetIterDataset
 from bushel.sources import TFRecordDataSource
 from bushel.sources.webdataset import expand_braces
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor
@@ -413,7 +413,7 @@ ITERABLES = {"list": list(range(1, 21)), "function": lambda: (n for n in range(1
 
 @pytest.mark.parametrize("iterable", ITERABLES.values(), ids=ITERABLES)
 def test_any_iterable_is_a_stream_that_resumes(iterable):
-    ds = IterableIterDataset(iterable)
+    ds = bushel.IterDataset.source(iterable)
     assert list(ds) == list(ds) == list(range(1, 21))
     check_resumes_anywhere(ds)
     check_resumes_anywhere(ds.filter(lambda x: x % 3).batch(4))
@@ -423,12 +423,12 @@ def test_any_iterable_is_a_stream_that_resumes(iterable):
 
 def test_what_can_be_read_once_only_is_refused():
     with pytest.raises(TypeError, match="generator can be read only once"):
-        IterableIterDataset(n for n in range(3))
+        bushel.IterDataset.source(n for n in range(3))
     with pytest.raises(TypeError, match="Pass an iterable, or a function that returns one; got 3"):
-        IterableIterDataset(3)
+        bushel.IterDataset.source(3)
 
 
 def test_a_state_past_the_end_is_refused():
-    it = iter(IterableIterDataset([1, 2, 3]))
+    it = iter(bushel.IterDataset.source([1, 2, 3]))
     with pytest.raises(bushel.StateMismatch, match="is after 9 elements, but there are only 3"):
         it.set_state(it.get_state() | {"elements_read": 9})

@@ -109,8 +109,8 @@ DATASETS = {
     "cache": lambda: part(0).map(lambda x: x + 1).cache(),
     "skip": lambda: skipping(part(0).map(fails_at_three).batch(2)),
     "pull": lambda: bx.ThreadPrefetchIterDataset(part(0).apply(Twice()), prefetch_buffer_size=3),
-    "iterable of a list": lambda: bx.IterableIterDataset(list(range(20))),
-    "iterable without a length": lambda: bx.IterableIterDataset(Ones()),
+    "iterable of a list": lambda: bushel.IterDataset.source(list(range(20))),
+    "iterable without a length": lambda: bushel.IterDataset.source(Ones()),
     "nested": lambda: bx.RebatchIterDataset(
         bx.WindowShuffleIterDataset(
             IterDataset.mix([part(0).seed(1).random_map(lambda x, rng: x), part(1).apply(Twice())]),

@@ -10,7 +10,6 @@ import pytest
 
 import bushel
 from bushel import IterDataset, MapDataset
-from bushel.experimental import IterableIterDataset
 from bushel.sources import ArrayDataSource, FileDataSource, RaggedDataSource, SharedMemoryDataSource
 from bushel.state.digest import examine
 
@@ -44,7 +43,7 @@ class OwnStream(IterDataset):
         self.values = values
 
     def __iter__(self):
-        return iter(IterableIterDataset(self.values))
+        return iter(bushel.IterDataset.source(self.values))
 
 
 IN_MEMORY = {
@@ -64,7 +63,7 @@ IN_MEMORY = {
     "shared memory": lambda values: MapDataset.source(SharedMemoryDataSource(values)),
     "own source": lambda values: MapDataset.source(Rows(values)),
     "own source of an array": lambda values: MapDataset.source(Rows(np.array(values))).map(int),
-    "iterable": lambda values: IterableIterDataset(values),
+    "iterable": lambda values: bushel.IterDataset.source(values),
     "own stream": OwnStream,
 }  # fmt: skip
 
@@ -190,7 +189,7 @@ class StreamOfFile(IterDataset):
         self.path = str(path)
 
     def __iter__(self):
-        return iter(IterableIterDataset(lambda: map(int, open(self.path))))
+        return iter(bushel.IterDataset.source(lambda: map(int, open(self.path))))
 
 
 def generate(path):
@@ -198,7 +197,7 @@ def generate(path):
         with open(path) as file:
             yield from map(int, file)
 
-    return IterableIterDataset(generator)
+    return bushel.IterDataset.source(generator)
 
 
 UNKNOWN = {

@@ -185,9 +185,9 @@ CHANGED = {
         "    def __getitem__(self, i): return h(self._parent[i])\nds = RANGE.pipe(D)"
     ),
     "generator": (
-        "from bushel.experimental import IterableIterDataset\ndef rows():\n    for n in range(5): yield n * VALUE\nds = IterableIterDataset(rows)"
+        "from bushel import IterDataset\ndef rows():\n    for n in range(5): yield n * VALUE\nds = IterDataset.source(rows)"
     ),
-    "iterable": "from bushel.experimental import IterableIterDataset\nds = IterableIterDataset([VALUE, 2])",
+    "iterable": "from bushel import IterDataset\nds = IterDataset.source([VALUE, 2])",
     "jit": "import jax\n@jax.jit\ndef h(x): return x * VALUE\nds = RANGE.map(lambda x: int(h(x)))",
     "jit itself": "import jax\nds = RANGE.map(jax.jit(lambda x: x * VALUE))",
     "vmap": "import jax\nds = RANGE.batch(2).map(jax.vmap(lambda x: x * VALUE)).map(lambda x: int(x.sum()))",

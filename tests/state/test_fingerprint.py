@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from restoring import difference, saved
 
-from bushel import MapDataset, StateMismatch
-from bushel.experimental import IterableIterDataset
+from bushel import IterDataset, MapDataset, StateMismatch
 from bushel.sources import file_fingerprint
 
 
@@ -271,8 +270,8 @@ def test_the_values_of_a_dict_count():
     ids=["list", "range", "array", "repr"],
 )
 def test_what_a_stream_iterates_over_counts(one, other):
-    assert difference(IterableIterDataset(one), IterableIterDataset(copy.copy(one))) == []
-    assert difference(IterableIterDataset(one), IterableIterDataset(other)) != []
+    assert difference(IterDataset.source(one), IterDataset.source(copy.copy(one))) == []
+    assert difference(IterDataset.source(one), IterDataset.source(other)) != []
 
 
 class Settings:

@@ -60,7 +60,7 @@ assert_type(MapDataset.source(bushel.sources.open("a.bagz")), MapDataset[Any])
 assert_type(bushel.experimental.TFRecordIterDataset("a.tfrecord"), bushel.experimental.TFRecordIterDataset)
 for record in bushel.experimental.TFRecordIterDataset("a.tfrecord"):
     assert_type(record, bytes)
-for number in bushel.experimental.IterableIterDataset([1, 2]):
+for number in bushel.IterDataset.source([1, 2]):
     assert_type(number, int)
 
 # Indices, and operations that keep elements as they are.
@@ -70,6 +70,17 @@ assert_type(words.seed(1).shuffle().repeat(2).slice([0, 1]), MapDataset[str])
 assert_type(words.window_shuffle(2, seed=1), MapDataset[str])
 assert_type(words.where(words.column(len) > 0), MapDataset[str])
 assert_type(words.get([0]), list[str])
+
+
+def count(ds: bushel.Dataset[str]) -> int:
+    assert_type(next(iter(ds)), str)
+    assert_type(ds.pipe(lambda same: same), bushel.Dataset[str])
+    return sum(len(word) for word in ds)
+
+
+assert_type(count(words) + count(words.to_iter_dataset()), int)
+assert_type(IterDataset.source(["a"]), IterDataset[str])
+assert_type(IterDataset.source(lambda: range(3)), IterDataset[int])
 assert_type(words.where(lambda word: len(word) > 2).order_by(len).sample(len, seed=1), MapDataset[str])
 assert_type(words.take(3).skip(1).limit(1), MapDataset[str])
 assert_type(numbers + words, MapDataset[int | str])

@@ -37,9 +37,9 @@ PIPELINES = {
     "exact": lambda: MapDataset.mix([part(0), part(1)], [7, 3], exact=True),
     "schedule": lambda: MapDataset.mix([part(0), part(1)], [(0, [1, 0]), (10, [1, 3]), (30, [0, 1])]),
     "size": lambda: MapDataset.mix([part(0, 30), part(1, 7)], "size"),
-    "continue": lambda: MapDataset.mix([part(0, 9), part(1, 30)], [1, 1], when_exhausted="continue"),
+    "continue": lambda: MapDataset.mix([part(0, 9), part(1, 30)], [1, 1], exact=True, when_exhausted="continue"),
     "restart": lambda: MapDataset.mix(
-        [part(0, 9).shuffle(seed=1), part(1, 4).shuffle(seed=2)], [2, 1], when_exhausted="restart"
+        [part(0, 9).shuffle(seed=1), part(1, 4).shuffle(seed=2)], [2, 1], exact=True, when_exhausted="restart"
     ),
     "concatenate": lambda: MapDataset.concatenate([part(0, 9), part(1, 11)]).shuffle(seed=4),
     "batches": lambda: MapDataset.mix([part(0), part(1)], [3, 1]).shuffle(seed=3).batch(7),

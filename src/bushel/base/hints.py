@@ -34,7 +34,7 @@ _WORKERS = (
 )
 _SPLIT = "Write `train, validation = ds.split([0.9, 0.1])` on a MapDataset."
 _EPOCHS = "`ds.shuffle(seed=0).repeat()` has another order in every epoch by itself."
-_FROM_FUNCTION = "Write `bushel.experimental.IterableIterDataset(function)`: the function returns an iterator."
+_FROM_FUNCTION = "Write `bushel.IterDataset.source(function)`: the function returns an iterator."
 DATASET: Mapping[str, str] = {
     "as_dataset": "This is the dataset: `for element in ds: ...`.",
     "as_numpy": "Elements are NumPy arrays already: `for element in ds: ...`.",
@@ -67,7 +67,6 @@ DATASET: Mapping[str, str] = {
     "device": _DEVICE,
     "dtype": _SHAPES,
     "dtypes": _SHAPES,
-    "element_spec": _SHAPES,
     "enumerate": "Write `.map_with_index(lambda i, element: (i, element))`.",
     "epoch": _EPOCHS,
     "features": _SHAPES,
@@ -172,8 +171,6 @@ ITER_DATASET: Mapping[str, str] = {
     "shuffle": "To shuffle within windows of a stream, use `window_shuffle`.",
     "slice": "The first elements of a stream are `stream.take(n)`.",
     "range": "Write `bushel.MapDataset.range(n).to_iter_dataset()`.",
-    "source": "Write `bushel.MapDataset.source(records).to_iter_dataset()`; for data that can only be read in order, "
-    "`bushel.experimental.IterableIterDataset(function)`.",
     "to_iter_dataset": "This is an IterDataset already: leave the call out.",
 }
 """Names that an IterDataset has not."""
@@ -299,7 +296,6 @@ COLUMN: Mapping[str, str] = {
 MODULE: Mapping[str, str] = {
     "AUTOTUNE": "Without a number Bushel chooses: `.mp_prefetch()`.",
     "CSVDataSource": "Write `bushel.sources.open('file.csv')`: the records are the lines.",
-    "Dataset": "Write `bushel.MapDataset` for data with random access, or `bushel.IterDataset` for a stream.",
     "ImageFolder": "Write `bushel.sources.FileDataSource('folder/**/*.jpg')`; `bushel.sources.decode_image` decodes.",
     "IterableDataset": "Write `bushel.IterDataset`.",
     "JSONDataSource": "Write `bushel.sources.open('file.jsonl')`: the records are the lines.",

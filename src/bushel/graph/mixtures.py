@@ -40,7 +40,8 @@ class ExactMix(Select):
     def call(self) -> str:
         stages = [(start, _format_weights(weights)) for start, weights in self.stages]
         weights = stages[0][1] if len(stages) == 1 else stages
-        return f"mix(weights={weights}, exact=True{', when_exhausted=restart' if self.restarts else ''})"
+        ending = ", when_exhausted='restart'" if self.restarts else ""
+        return f"mix(weights={weights}, exact=True{ending})"
 
 
 @in_states("mix_to_the_last")
@@ -65,7 +66,7 @@ class MixToTheLast(Select):
         return all(self.weights)
 
     def call(self) -> str:
-        return f"mix(weights={_format_weights(self.weights)}, when_exhausted=continue)"
+        return f"mix(weights={_format_weights(self.weights)}, exact=True, when_exhausted='continue')"
 
 
 def _format_weights(weights: tuple[int, ...]) -> list[float]:
@@ -82,12 +83,17 @@ def _is_stage(entry: Any) -> bool:
     return isinstance(entry, (tuple, list)) and len(entry) == 2
 
 
+def check_ending(when_exhausted: str) -> None:
+    """Raises if the word for the end of a mixture is not one of the three."""
+    if when_exhausted not in ("stop", "restart", "continue"):
+        raise ValueError(f'when_exhausted must be "stop", "restart" or "continue", got {when_exhausted!r}.')
+
+
 def mix_exactly(
     parts: tuple[MapNode, ...], weights: Weights | None, temperature: float | None, when_exhausted: str
 ) -> MapNode:
     """Checks the arguments of an exact mixture and builds it."""
-    if when_exhausted not in ("stop", "restart", "continue"):
-        raise ValueError(f'when_exhausted must be "stop", "restart" or "continue", got {when_exhausted!r}.')
+    check_ending(when_exhausted)
     stages = _read_stages(parts, weights, temperature)
     for number, part in enumerate(parts):
         if part.length == 0 and any(numbers[number] for _, numbers in stages):

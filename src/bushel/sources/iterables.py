@@ -71,7 +71,7 @@ def _check_resumable(stream: Any) -> None:
             raise ValueError(
                 f"This stream shuffles in a buffer of {part.buffer_size} records, which its state does not contain: "
                 "after a restore these records would be missing. Let Bushel shuffle instead: "
-                f"IterableIterDataset(stream).window_shuffle({part.buffer_size}, seed=0). "
+                f"IterDataset.source(stream).window_shuffle({part.buffer_size}, seed=0). "
                 "stream.shuffle(buffer_size=1), which shuffles only the shards, may stay."
             )
         left += filter(None, [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())])

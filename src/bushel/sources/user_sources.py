@@ -43,7 +43,7 @@ def _make_source(value: Any) -> str:
     """What to write so that a value without records by position can be read."""
     if isinstance(value, (types.GeneratorType, types.FunctionType)):
         return (
-            "Write `bushel.experimental.IterableIterDataset(function)` for a function that returns a generator, or "
+            "Write `bushel.IterDataset.source(function)` for a function that returns a generator, or "
             "`list(...)` of it if the records fit into memory."
         )
     if isinstance(value, (set, frozenset)):
@@ -53,7 +53,7 @@ def _make_source(value: Any) -> str:
     if isinstance(value, Iterable):
         return (
             "Pass `list(...)` of it if the records fit into memory. For data that can only be read in order, write an "
-            "IterDataset, or `bushel.experimental.IterableIterDataset(iterable)`."
+            "IterDataset, or `bushel.IterDataset.source(iterable)`."
         )
     return "Pass a list, an array, or a source of bushel.sources. For data that is read in order, write an IterDataset."
 

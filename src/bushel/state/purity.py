@@ -22,7 +22,7 @@ _IMPURE_NAMES = {
 """Parts of names in these packages that read files, time or chance."""
 _PURE_BUSHEL = {
     "MapDataset", "IterDataset", "DatasetIterator", "RandomAccessDataSource", "ShapeDtypeStruct", "Dataset",
-    "MapPipeline", "IterPipeline", "StateMismatch", "IterableIterDataset", "ArrayDataSource", "RaggedDataSource",
+    "MapPipeline", "IterPipeline", "StateMismatch", "ArrayDataSource", "RaggedDataSource",
 }  # fmt: skip
 _PURE_BASES = {"torch.Dataset", "torch.IterableDataset", "torch.Generic", "grain.RandomAccessDataSource"}
 

@@ -368,9 +368,11 @@ class TrajectoryDataset:
         times = self._epochs
         counts = [None if part.epochs is None or times is None else part.epochs * times for part in self._parts]
         if len(parts) > 1 and not any(counts):
-            return MapDataset.mix(parts, self._weights, when_exhausted="restart")
+            return MapDataset.mix(parts, self._weights, exact=True, when_exhausted="restart")
         repeated = [ds if count == 1 else ds.repeat(count) for ds, count in zip(parts, counts)]
-        return repeated[0] if len(parts) == 1 else MapDataset.mix(repeated, self._weights, when_exhausted="continue")
+        if len(parts) == 1:
+            return repeated[0]
+        return MapDataset.mix(repeated, self._weights, exact=True, when_exhausted="continue")
 
     @property
     def read_options(self) -> ReadOptions:
