@@ -236,7 +236,7 @@ def test_zeros_at_the_end_of_texts_are_kept(tmp_path, format):
         "inner": {"": b"\0"},
     }
     options = bushel.MultiprocessingOptions(num_workers=1)
-    MapDataset.range(2).map(lambda x: element).save(tmp_path, format=format, options=options)
+    MapDataset.range(2).map(lambda x: element).save(tmp_path, format=format, workers=options)
     assert same(bushel.sources.open(tmp_path)[1], element)
 
 

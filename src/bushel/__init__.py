@@ -56,7 +56,7 @@ if _typing.TYPE_CHECKING:
         WorkerDied,
         WorkerTimeout,
     )
-    from bushel.base.options import MultiprocessingOptions, RayOptions, ReadOptions
+    from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions, ReadOptions, WorkerOptions
     from bushel.base.progress import on_progress
     from bushel.base.records import Record, RecordMetadata
     from bushel.base.transforms import Batch, Transformation
@@ -65,7 +65,8 @@ if _typing.TYPE_CHECKING:
     from bushel.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
     from bushel.data_loader import DataLoader, DataLoaderIterator, load
     from bushel.dataset import IterDataset, MapDataset
-    from bushel.device import device_put as device_put
+    from bushel.device.loader_on_device import device_put as device_put
+    from bushel.elastic import ElasticIterator
     from bushel.engine import Report
     from bushel.graph.columns import Column
     from bushel.graph.explain import Explanation
@@ -90,6 +91,8 @@ __all__ = [
     "DataLoader",
     "DataLoaderIterator",
     "DatasetIterator",
+    "DatasetOptions",
+    "ElasticIterator",
     "Explanation",
     "IdentityExplanation",
     "IndexSampler",
@@ -121,6 +124,7 @@ __all__ = [
     "Transformation",
     "UnknownFormat",
     "WorkerDied",
+    "WorkerOptions",
     "WorkerTimeout",
     "__version__",
     "__version_info__",
@@ -154,6 +158,8 @@ _ELSEWHERE = {
     "DataLoader": "data_loader",
     "DataLoaderIterator": "data_loader",
     "DatasetIterator": "iterator",
+    "DatasetOptions": "base.options",
+    "ElasticIterator": "elastic",
     "Explanation": "graph.explain",
     "IdentityExplanation": "state.explanation",
     "IndexSampler": "samplers",
@@ -185,9 +191,10 @@ _ELSEWHERE = {
     "Transformation": "base.transforms",
     "UnknownFormat": "base.errors",
     "WorkerDied": "base.errors",
+    "WorkerOptions": "base.options",
     "WorkerTimeout": "base.errors",
     "config": "base.config",
-    "device_put": "device",
+    "device_put": "device.loader_on_device",
     "explain_identity": "state.explanation",
     "load": "data_loader",
     "on_progress": "base.progress",

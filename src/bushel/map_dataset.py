@@ -7,7 +7,7 @@ import builtins
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeGuard, TypeVar, overload
 
 import numpy as np
 
@@ -228,7 +228,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         """Returns the number of elements in one epoch; `sys.maxsize` for an endless dataset."""
 
     @overload
-    def __getitem__(self, index: int) -> T_co: ...
+    def __getitem__(self, index: SupportsIndex) -> T_co: ...
 
     @overload
     def __getitem__(self, index: builtins.slice) -> MapDataset[T_co]: ...
@@ -534,7 +534,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         function: Callable[[T_co], Any],
         *,
         cache: str | os.PathLike[str] | None = None,
-        options: WorkerOptions | None = None,
+        workers: int | WorkerOptions | None = None,
         vectorized: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         trust_source: bool = False,
@@ -549,8 +549,8 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
           function: returns a number, a small array of one shape, or a flat dict of them.
           cache: a folder to save the column in, here or in a store ("s3://bucket/columns"), under the identity of the
             pipeline and the function, with all data in memory. An interrupted computation continues where it was.
-          options: worker processes; by default one per core, if it takes longer than 0.3 seconds. The values do not
-            depend on the number of workers.
+          workers: the number of worker processes, or their options; by default one per core, if it takes longer than
+            0.3 seconds. The values do not depend on the number of workers.
           vectorized: the function takes a tree of arrays with a leading axis and returns one value per element.
           storage_options: of the store where `cache` lies.
           trust_source: says that the data never change, where the source cannot tell. With `cache`, a source of your
@@ -566,7 +566,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             self._node,
             checked,
             cache=cache,
-            options=options,
+            workers=workers,
             vectorized=vectorized,
             storage_options=storage_options,
             trust_source=trust_source,
@@ -716,14 +716,12 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
             raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
         return explain.explain(self._node, words.array([position]))[0]
 
-    @explains_arguments(
-        "Write `ds.to_device()`.", buffer_size="Write `buffer={0}`.", device="Write `ds.to_device(device)`."
-    )
+    @explains_arguments("Write `ds.to_device(device)`.", buffer="Write `buffer_size={0}`.")
     def to_device(
         self,
-        where: Any = None,
+        device: Any = None,
         *,
-        buffer: int = 2,
+        buffer_size: int = 2,
         unsupported: Literal["keep", "refuse"] = "keep",
         remainder: Literal["drop", "pad"] | None = None,
     ) -> IterDataset[Any]:
@@ -734,7 +732,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         ('ArrayImpl', [0, 1, 2, 3])
         """
         stream = self.to_iter_dataset()
-        return stream.to_device(where, buffer=buffer, unsupported=unsupported, remainder=remainder)
+        return stream.to_device(device, buffer_size=buffer_size, unsupported=unsupported, remainder=remainder)
 
     @overload
     def to_iter_dataset(
@@ -786,7 +784,7 @@ class MapPipeline(MapDataset[T_co]):
         return self._node.length
 
     @overload
-    def __getitem__(self, index: int) -> T_co: ...
+    def __getitem__(self, index: SupportsIndex) -> T_co: ...
 
     @overload
     def __getitem__(self, index: builtins.slice) -> MapDataset[T_co]: ...
