@@ -91,7 +91,7 @@ def test_a_pipeline_is_saved_and_read_back(tmp_path, format, kind):
     expected = list(ds)
     options = bushel.MultiprocessingOptions(num_workers=2) if kind == "workers" else None
     files = (ds.to_iter_dataset() if kind == "stream" else ds).save(
-        tmp_path / "saved", format=format, shards=3, options=options
+        tmp_path / "saved", format=format, shards=3, workers=options
     )
     assert [os.path.basename(file) for file in files] == [f"part-0000{number}.{format}" for number in range(3)]
     source = bushel.sources.open(tmp_path / "saved")
