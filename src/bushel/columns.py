@@ -134,7 +134,7 @@ def _pieces(
                     if at < batches.length:  # asking again would give the same
                         raise RuntimeError(f"The values ended after piece {at} of {batches.length}.")
             except PipelineNotSent as error:
-                add_note(error, "bushel: options=MultiprocessingOptions(num_workers=0) computes it in this process.")
+                add_note(error, "bushel: workers=0 computes it in this process.")
                 raise
 
 
