@@ -606,6 +606,7 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         return WithOptionsIterDataset(self, DatasetOptions(**options))
 
 
+@in_states("IterPipeline")
 @show_as("IterDataset")
 class IterPipeline(IterDataset[T_co]):
     """A stream node as a dataset."""

@@ -767,6 +767,7 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         return IterPipeline(streams.Elements(self._node, read_options, bool(allow_nones)))
 
 
+@in_states("MapPipeline")
 @show_as("MapDataset")
 class MapPipeline(MapDataset[T_co]):
     """A map node as a dataset."""
