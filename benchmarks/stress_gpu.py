@@ -66,7 +66,7 @@ def run(total: int) -> None:
         if workers:
             budget = chance.choice([32 << 20, 256 << 20, 1 << 30])
             ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=workers, budget_bytes=budget))
-        it = iter(ds.to_device(buffer=chance.randrange(5)))
+        it = iter(ds.to_device(buffer_size=chance.randrange(5)))
         opened += 1
         kept: list[Any] = []
         state = it.get_state()
@@ -108,7 +108,7 @@ from benchmarks.stress_gpu import *
 ds = bushel.MapDataset.source(make_source()).seed(0).shuffle().repeat().batch(512).to_iter_dataset()
 if {workers}:
     ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers={workers}))
-it = iter(ds.to_device(buffer=4))
+it = iter(ds.to_device(buffer_size=4))
 for _ in range({batches}):
     batch = next(it)
 {end}

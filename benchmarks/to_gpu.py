@@ -134,7 +134,7 @@ def ready() -> None:
     note("ready", "bare device_put, mapped memory, 4 in flight", floor, "GB/s")
     note("ready", "bare device_put, ordinary memory, 4 in flight", pageable, "GB/s")
     ds = pipeline(images(), 8, per_worker_buffer_size=8, budget_bytes=4 << 30)
-    with iter(ds.to_device(buffer=4)) as it:
+    with iter(ds.to_device(buffer_size=4)) as it:
         for _ in range(300):
             next(it)
         rates = []
@@ -225,7 +225,7 @@ def small() -> None:
             bare = in_flight(it)
             drain(bare, 1)
             plain, _ = drain(bare, 3)
-        with iter(ds.to_device(buffer=4)) as it:
+        with iter(ds.to_device(buffer_size=4)) as it:
             drain(it, 1)
             what = f"{count} workers, on the GPU; bare: device_put of the same batches ({made:.1f} made)"
             note("small", what, drain(it, 3)[0], "GB/s", plain)

@@ -436,12 +436,12 @@ ARGUMENTS = {
         ValueError,
         "rounds must be an even integer between 4 and 1024, but got rounds = 5",
     ),
-    "mp_prefetch(4)": (
-        lambda g: stream(g).mp_prefetch(4),
+    "mp_prefetch(True)": (
+        lambda g: stream(g).mp_prefetch(True),
         TypeError,
-        "options of mp_prefetch must be MultiprocessingOptions, got 4 of type int: MultiprocessingOptions(num_workers=",
+        "workers must be a number of worker processes, bushel.MultiprocessingOptions or bushel.RayOptions, got",
     ),
-    "mp_prefetch(0)": (lambda g: stream(g).mp_prefetch(0), TypeError, "options of mp_prefetch must be"),
+    "mp_prefetch(-1)": (lambda g: stream(g).mp_prefetch(-1), ValueError, "num_workers must be non-negative, got -1"),
     "mp_prefetch, no init function": (
         lambda g: stream(g).mp_prefetch(g.multiprocessing.MultiprocessingOptions(2), worker_init_fn=3),
         TypeError,
@@ -536,7 +536,8 @@ OTHER_TYPE = {
     "element of an empty source": "ZeroDivisionError",
     "element of an empty slice": "ZeroDivisionError",
     "index_shuffle, negative seed": "TypeError",
-    "mp_prefetch(4)": "AttributeError",
+    "mp_prefetch(True)": "AttributeError",
+    "mp_prefetch(-1)": "AttributeError",
     "multithread_prefetch of a map": "AssertionError",
 }
 
@@ -573,7 +574,6 @@ TAKEN_BY_GRAIN = {
     "ds[1.5]",
     "ds[True]",
     "ReadOptions, half a thread",
-    "mp_prefetch(0)",
     "to_iter_dataset(3)",
     "multithread_prefetch, negative",
     "multithread_prefetch, buffer of text",

@@ -24,11 +24,10 @@ from hypothesis import strategies as st
 from servers import Web
 from watching import alive, offspring, run_script
 
-from bushel import __version__, cli
+from bushel import DamagedFile, __version__, cli
 from bushel.sources import (
     ArrayRecordDataSource,
     BagzDataSource,
-    DamagedFile,
     ParquetDataSource,
     TFRecordDataSource,
     convert,

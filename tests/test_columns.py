@@ -34,7 +34,7 @@ def square(x):
 def test_the_values_are_the_same_for_any_workers(options, length, tmp_path):
     ds = MapDataset.range(length)
     for cache in (None, tmp_path):
-        found = ds.column(square, options=options, cache_dir=cache)
+        found = ds.column(square, workers=options, cache_dir=cache)
         assert np.asarray(found).tolist() == [x * x for x in range(length)]
 
 
@@ -91,13 +91,13 @@ def test_a_saved_column_is_not_computed_again(tmp_path):
         return x * 3
 
     ds = MapDataset.range(100)
-    first = ds.column(counted, cache_dir=tmp_path, options=HERE)
+    first = ds.column(counted, cache_dir=tmp_path, workers=HERE)
     calls.clear()
-    again = ds.shuffle(4).column(counted, cache_dir=tmp_path, options=HERE)
+    again = ds.shuffle(4).column(counted, cache_dir=tmp_path, workers=HERE)
     assert not calls and np.array_equal(first, again)
     (file,) = tmp_path.iterdir()
     assert isinstance(again.values.base, np.memmap) and file.suffix == ".npy"
-    ds.map(square).column(counted, cache_dir=tmp_path, options=HERE)
+    ds.map(square).column(counted, cache_dir=tmp_path, workers=HERE)
     assert len(calls) == 100 and len(list(tmp_path.iterdir())) == 2
 
 
@@ -132,7 +132,7 @@ def slow(x):
     return x * 2
 
 ds = bushel.MapDataset.range({count})
-column = ds.column(slow, cache_dir={cache!r}, options=bushel.MultiprocessingOptions(num_workers={workers}))
+column = ds.column(slow, cache_dir={cache!r}, workers=bushel.MultiprocessingOptions(num_workers={workers}))
 assert np.array_equal(column, np.arange({count}) * 2)
 """
 
@@ -165,7 +165,7 @@ def test_what_was_computed_before_an_error_is_kept(tmp_path):
         return x
 
     with pytest.raises(OSError, match="a bad disk"):
-        MapDataset.range(1000).column(function, cache_dir=tmp_path, options=HERE)
+        MapDataset.range(1000).column(function, cache_dir=tmp_path, workers=HERE)
     assert list(tmp_path.glob("*.parts/*.npy")) and not list(tmp_path.glob("*.npy"))
 
 
@@ -210,14 +210,14 @@ def test_a_torn_part_is_computed_again(tmp_path, monkeypatch):
     (tmp_path / "fail").touch()
     ds, cache = MapDataset.range(1000), tmp_path / "cache"
     with pytest.raises(OSError, match="gone"):
-        ds.column(fails, cache_dir=cache, options=HERE)
+        ds.column(fails, cache_dir=cache, workers=HERE)
     parts = sorted(cache.glob("*.parts/*.npy"))
     assert len(parts) > 3
     parts[2].write_bytes(parts[2].read_bytes()[:-3])
     (tmp_path / "fail").unlink()
     monkeypatch.setattr(computing, "_SAVE_EVERY_S", 1.0)  # parts now have other bounds
     with pytest.warns(UserWarning, match=f"{parts[2].name} is damaged"):
-        assert np.array_equal(ds.column(fails, cache_dir=cache, options=HERE), np.arange(1000))
+        assert np.array_equal(ds.column(fails, cache_dir=cache, workers=HERE), np.arange(1000))
 
 
 def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
@@ -240,9 +240,9 @@ def test_what_cannot_be_sent_says_how_to_do_without(monkeypatch):
             return x
 
     with pytest.raises(bushel.PipelineNotSent) as raised:
-        MapDataset.range(100).column(function, options=TWO)
+        MapDataset.range(100).column(function, workers=TWO)
     assert "options=MultiprocessingOptions(num_workers=0)" in raised.value.__notes__[0]
-    assert len(MapDataset.range(100).column(function, options=HERE)) == 100
+    assert len(MapDataset.range(100).column(function, workers=HERE)) == 100
 
 
 class GoesMissing:
@@ -283,7 +283,7 @@ def test_a_column_has_the_value_of_each_record_or_says_which_is_missing(
     folder = tmp_path_factory.mktemp("columns") if saved else None
 
     def column():
-        return ds.column(twice, options=options, vectorized=vectorized, cache_dir=folder)
+        return ds.column(twice, workers=options, vectorized=vectorized, cache_dir=folder)
 
     if not missing:
         assert np.asarray(column()).tolist() == [2 * x for x in range(length)]
@@ -314,6 +314,6 @@ def test_a_column_saved_when_missing_elements_shifted_it_is_not_used(tmp_path, m
 def test_pieces_of_workers_do_not_fill_their_shared_memory(caplog):
     ds, options = MapDataset.range(40_000), MultiprocessingOptions(2, budget_bytes=1 << 20)
     with caplog.at_level("WARNING", logger="bushel"):
-        values = ds.column(lambda x: np.stack([x] * 16, axis=1), vectorized=True, options=options)
+        values = ds.column(lambda x: np.stack([x] * 16, axis=1), vectorized=True, workers=options)
     assert np.array_equal(values, np.arange(40_000)[:, None].repeat(16, axis=1))
     assert not caplog.records

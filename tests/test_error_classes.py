@@ -16,6 +16,7 @@ import bushel
 from bushel import BushelDeprecationWarning, BushelError, BushelWarning, MapDataset, MultiprocessingOptions
 from bushel.engine.pool import wire
 from bushel.engine.pool.exceptions import _reduce_exception
+from bushel.inspection.benchmark import measure_pipeline
 
 INSIDE = {"Aborted", "Closed", "FailedAt", "Misfit", "NotUnderstood", "RowFailed"}
 """Exceptions that never leave Bushel."""
@@ -127,6 +128,12 @@ def test_a_timeout_without_workers_is_warned_of_where_it_was_written():
         warnings.simplefilter("error")
         MultiprocessingOptions(2, timeout_s=0.2)
         MultiprocessingOptions(None, timeout_s=0.2)
+
+
+def test_the_benchmark_runs_a_pipeline_with_a_timeout_without_workers_too():
+    ds = MapDataset.range(50).to_iter_dataset().mp_prefetch(MultiprocessingOptions(1, timeout_s=30))
+    found = measure_pipeline(ds, "a pipeline", workers=[0], seconds=0.05, progress=False)
+    assert [run.workers for run in found.runs] == [0]
 
 
 def test_grains_deprecations_are_ours_too():

@@ -74,7 +74,7 @@ def test_the_time_guard_can_fail():
 
 
 def test_modules_of_extras_are_attributes():
-    child = "import bushel; bushel.jit.ArraySource, bushel.trajectory.make_single_dataset, bushel.device.device_put"
+    child = "import bushel; bushel.jit.ArraySource, bushel.trajectory.make_single_dataset, bushel.device_put"
     subprocess.run([sys.executable, "-c", child + ", bushel.prometheus.export"], check=True)
 
 

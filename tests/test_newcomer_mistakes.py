@@ -102,12 +102,11 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         (
             "ds.map(str, num_workers=4)",
             "MapDataset.map has no argument `num_workers`. Workers compute the whole pipeline: write "
-            "`.mp_prefetch(bushel.MultiprocessingOptions(num_workers=4))` as the last operation of a stream.",
+            "`.mp_prefetch(num_workers=4)` as the last operation of a stream.",
         ),
         (
-            "stream.mp_prefetch(num_workers=4)",
-            "IterDataset.mp_prefetch has no argument `num_workers`. Write "
-            "`stream.mp_prefetch(bushel.MultiprocessingOptions(num_workers=4))`.",
+            "stream.mp_prefetch(workers=4)",
+            "IterDataset.mp_prefetch has no argument `workers`. Write `stream.mp_prefetch(4)`.",
         ),
         (
             "bushel.MultiprocessingOptions(workers=4)",
@@ -200,7 +199,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         (
             "ds.map(str, num_parallel_calls=4)",
             "MapDataset.map has no argument `num_parallel_calls`. Workers compute the whole pipeline: write "
-            "`.mp_prefetch(bushel.MultiprocessingOptions(num_workers=4))` as the last operation of a stream.",
+            "`.mp_prefetch(num_workers=4)` as the last operation of a stream.",
         ),
         (
             "ds.prefetch(2)",
@@ -488,8 +487,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
     ],
     "On devices and in jax.jit": [
         (
-            "ds.batch(2).to_device(buffer_size=4)",
-            "MapDataset.to_device has no argument `buffer_size`. Write `buffer=4`.",
+            "ds.batch(2).to_device(buffer=4)",
+            "MapDataset.to_device has no argument `buffer`. Write `buffer_size=4`.",
         ),
         (
             'next(iter(ds.batch(2).to_device("gpu")))',

@@ -91,7 +91,7 @@ def test_a_pipeline_is_saved_and_read_back(tmp_path, format, kind):
     expected = list(ds)
     options = bushel.MultiprocessingOptions(num_workers=2) if kind == "workers" else None
     files = (ds.to_iter_dataset() if kind == "stream" else ds).save(
-        tmp_path / "saved", format=format, shards=3, options=options
+        tmp_path / "saved", format=format, shards=3, workers=options
     )
     assert [os.path.basename(file) for file in files] == [f"part-0000{number}.{format}" for number in range(3)]
     source = bushel.sources.open(tmp_path / "saved")
@@ -236,7 +236,7 @@ def test_zeros_at_the_end_of_texts_are_kept(tmp_path, format):
         "inner": {"": b"\0"},
     }
     options = bushel.MultiprocessingOptions(num_workers=1)
-    MapDataset.range(2).map(lambda x: element).save(tmp_path, format=format, options=options)
+    MapDataset.range(2).map(lambda x: element).save(tmp_path, format=format, workers=options)
     assert same(bushel.sources.open(tmp_path)[1], element)
 
 

@@ -46,7 +46,7 @@ def test_elements_states_and_errors_are_those_of_the_stream(recipe, buffer, star
     ds = as_stream(recipe, bushel)
     with iter(ds) as it:
         elements, states, failed = run(it, 20)
-    moved = ds.to_device(buffer=buffer)
+    moved = ds.to_device(buffer_size=buffer)
     with iter(moved) as it:
         found = run(it, 20)
     assert found[1:] == (states, failed)
@@ -68,7 +68,7 @@ def test_batches_of_workers_arrive_unchanged_and_stay_so(workers, buffer):
     ds = bushel.MapDataset.source(source).seed(1).shuffle().batch(16).to_iter_dataset()
     expected = list(ds)
     ahead = ds.mp_prefetch(MultiprocessingOptions(num_workers=workers)) if workers else ds
-    with iter(ahead.to_device(jax.devices()[0], buffer=buffer)) as it:
+    with iter(ahead.to_device(jax.devices()[0], buffer_size=buffer)) as it:
         found = list(it)  # all are kept, so no slot may be used again
     assert len(found) == len(expected) == 13
     for batch, want in zip(found, expected, strict=True):
@@ -86,7 +86,7 @@ def test_elements_that_take_long_are_computed_by_a_thread():
         time.sleep(0.002)
         return np.full(3, x)
 
-    ds = bushel.MapDataset.range(12).map(slow).to_iter_dataset(bushel.ReadOptions(0, 0)).to_device(buffer=2)
+    ds = bushel.MapDataset.range(12).map(slow).to_iter_dataset(bushel.ReadOptions(0, 0)).to_device(buffer_size=2)
     with iter(ds) as it:
         states = [it.get_state()["next_index"]]
         for number, element in enumerate(it):
@@ -106,7 +106,7 @@ def test_a_failing_element_is_raised_in_its_turn_and_tried_again():
 
     for threads in (bushel.ReadOptions(0, 0), bushel.ReadOptions(2, 4)):
         fails.add(5)
-        with iter(bushel.MapDataset.range(8).map(check).to_iter_dataset(threads).to_device(buffer=4)) as it:
+        with iter(bushel.MapDataset.range(8).map(check).to_iter_dataset(threads).to_device(buffer_size=4)) as it:
             assert [int(next(it)[0]) for _ in range(5)] == [0, 1, 2, 3, 4]
             with pytest.raises(ValueError, match="bad record 5"):
                 next(it)
@@ -117,7 +117,7 @@ def test_a_failing_element_is_raised_in_its_turn_and_tried_again():
 
 def test_skipped_elements_are_counted_when_the_element_after_them_is_delivered():
     ds = bushel.MapDataset.range(6).map(lambda x: np.array([6 // (x - 2)])).to_iter_dataset()
-    with iter(ds.to_device(buffer=4).with_options(on_error="skip")) as it:
+    with iter(ds.to_device(buffer_size=4).with_options(on_error="skip")) as it:
         counts = []
         for _ in it:
             counts.append(it.skipped)
@@ -142,8 +142,8 @@ def test_wrong_arguments_are_named():
     ds = bushel.MapDataset.range(4).batch(2).to_iter_dataset()
     with pytest.raises(ValueError, match=r'unsupported must be "keep" or "refuse", got \'drop\''):
         ds.to_device(unsupported="drop")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"buffer .* got -1"):
-        ds.to_device(buffer=-1)
+    with pytest.raises(ValueError, match=r"buffer_size .* got -1"):
+        ds.to_device(buffer_size=-1)
     with pytest.raises(TypeError, match=r"to_device takes a device, a Sharding, .* got 'gpu'"):
         iter(ds.to_device("gpu"))
     with pytest.raises(ValueError, match="must come after mp_prefetch"):

@@ -23,9 +23,9 @@ VERSIONS = {
 }
 
 GROUPS = {
-    "Datasets and iterators": ["MapDataset", "IterDataset", "Dataset", "DatasetIterator", "Column", "ElementOrigin",
-                               "Report", "explain_identity", "IdentityExplanation"],
-    "Options": ["MultiprocessingOptions", "RayOptions", "ReadOptions", "config"],
+    "Datasets and iterators": ["MapDataset", "IterDataset", "Dataset", "DatasetIterator", "ElasticIterator", "Column",
+                               "ElementOrigin", "Report", "explain_identity", "IdentityExplanation"],
+    "Options": ["DatasetOptions", "MultiprocessingOptions", "RayOptions", "ReadOptions", "WorkerOptions", "config"],
     "DataLoader": ["DataLoader", "DataLoaderIterator", "load", "IndexSampler", "Sampler", "SequentialSampler",
                    "ShardOptions", "ShardByJaxProcess", "NoSharding", "Record", "RecordMetadata"],
     "Transformations": ["Transformation", "Batch", "MapTransform", "RandomMapTransform"],

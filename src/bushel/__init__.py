@@ -56,7 +56,7 @@ if _typing.TYPE_CHECKING:
         WorkerDied,
         WorkerTimeout,
     )
-    from bushel.base.options import MultiprocessingOptions, RayOptions, ReadOptions
+    from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions, ReadOptions, WorkerOptions
     from bushel.base.progress import on_progress
     from bushel.base.records import Record, RecordMetadata
     from bushel.base.transforms import Batch, Transformation
@@ -66,7 +66,8 @@ if _typing.TYPE_CHECKING:
     from bushel.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
     from bushel.data_loader import DataLoader, DataLoaderIterator, load
     from bushel.dataset import IterDataset, MapDataset
-    from bushel.device import device_put as device_put
+    from bushel.device.loader_on_device import device_put as device_put
+    from bushel.elastic import ElasticIterator
     from bushel.engine import Report
     from bushel.graph.columns import Column
     from bushel.graph.origins import ElementOrigin
@@ -92,6 +93,8 @@ __all__ = [
     "DataLoaderIterator",
     "Dataset",
     "DatasetIterator",
+    "DatasetOptions",
+    "ElasticIterator",
     "ElementOrigin",
     "IdentityExplanation",
     "IndexSampler",
@@ -123,6 +126,7 @@ __all__ = [
     "Transformation",
     "UnknownFormat",
     "WorkerDied",
+    "WorkerOptions",
     "WorkerTimeout",
     "__version__",
     "__version_info__",
@@ -157,6 +161,8 @@ _ELSEWHERE = {
     "DataLoaderIterator": "data_loader",
     "Dataset": "base_dataset",
     "DatasetIterator": "iterator",
+    "DatasetOptions": "base.options",
+    "ElasticIterator": "elastic",
     "ElementOrigin": "graph.origins",
     "IdentityExplanation": "state.explanation",
     "IndexSampler": "samplers",
@@ -188,9 +194,10 @@ _ELSEWHERE = {
     "Transformation": "base.transforms",
     "UnknownFormat": "base.errors",
     "WorkerDied": "base.errors",
+    "WorkerOptions": "base.options",
     "WorkerTimeout": "base.errors",
     "config": "base.config",
-    "device_put": "device",
+    "device_put": "device.loader_on_device",
     "explain_identity": "state.explanation",
     "load": "data_loader",
     "on_progress": "base.progress",

@@ -157,7 +157,7 @@ class Dataset(abc.ABC, Generic[T_co]):
         *,
         format: saving.Format = "bag",
         shards: int | None = None,
-        options: WorkerOptions | None = None,
+        workers: int | WorkerOptions | None = None,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         trust_source: bool = False,
@@ -173,7 +173,7 @@ class Dataset(abc.ABC, Generic[T_co]):
             "array_record" are compressed. Other programs can read the columns of "parquet". "rlds" is for episodes,
             dicts with "steps", and makes a folder that TFDS reads.
           shards: how many files; by default files of about 256 MB.
-          options: worker processes that compute the elements.
+          workers: how many worker processes compute the elements, or their options; by default this process does.
           overwrite: replaces the files of an earlier `save`.
           storage_options: of the store, such as its region.
           trust_source: says that the data never change, where the source cannot tell. A source of your own that reads
@@ -194,7 +194,7 @@ class Dataset(abc.ABC, Generic[T_co]):
             path,
             format=format,
             shards=shards,
-            options=options,
+            workers=workers,
             overwrite=overwrite,
             storage_options=storage_options,
             trust_source=trust_source,

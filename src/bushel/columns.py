@@ -19,7 +19,7 @@ import numpy as np
 
 from bushel.base import checks, sealed, transforms, trees
 from bushel.base.errors import BushelWarning, DamagedFile, PipelineNotSent, add_note
-from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options
+from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options, read_workers
 from bushel.base.progress import Progress
 from bushel.base.state_names import in_states
 from bushel.graph.apply import Map
@@ -45,12 +45,13 @@ def column(
     function: Any,
     *,
     cache_dir: str | os.PathLike[str] | None = None,
-    options: WorkerOptions | None = None,
+    workers: int | WorkerOptions | None = None,
     vectorized: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     trust_source: bool = False,
 ) -> Column:
     """The column of `function` over the records of `node`; see `MapDataset.column`."""
+    options = read_workers(workers)
     folder = None if cache_dir is None else output_folders.open_folder(cache_dir, storage_options)
     freeze(node)  # the nodes computed below may be copies of its nodes, with the same functions
     records, arrays = [], []
@@ -133,7 +134,7 @@ def _pieces(
                     if at < batches.length:  # asking again would give the same
                         raise RuntimeError(f"The values ended after piece {at} of {batches.length}.")
             except PipelineNotSent as error:
-                add_note(error, "bushel: options=MultiprocessingOptions(num_workers=0) computes it in this process.")
+                add_note(error, "bushel: workers=0 computes it in this process.")
                 raise
 
 

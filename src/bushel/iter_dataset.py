@@ -7,7 +7,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from bushel.base.errors import BushelDeprecationWarning
 from bushel.base.hints import explains_arguments, show_as
 from bushel.base.install import install_command
 from bushel.base.lazy import Lazy
-from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, OptionValues, RayOptions, read_workers
 from bushel.base.state_names import in_states
 from bushel.base_dataset import (
     Dataset,
@@ -511,16 +511,17 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         return IterPipeline(cache.Cache(parent, store, _CacheKey(parent, cache_dir is not None, trust_source)))
 
     @explains_arguments(
-        "Write `stream.mp_prefetch(bushel.MultiprocessingOptions(num_workers=4))`.",
-        num_workers="Write `stream.mp_prefetch(bushel.MultiprocessingOptions(num_workers={0}))`.",
-        workers="Write `stream.mp_prefetch(bushel.MultiprocessingOptions(num_workers={0}))`.",
-        num_proc="Write `stream.mp_prefetch(bushel.MultiprocessingOptions(num_workers={0}))`.",
+        "Write `stream.mp_prefetch(4)`.",
+        workers="Write `stream.mp_prefetch({0})`.",
+        num_proc="Write `stream.mp_prefetch({0})`.",
     )
     def mp_prefetch(
         self,
-        options: MultiprocessingOptions | None = None,
+        options: MultiprocessingOptions | int | None = None,
         worker_init_fn: Callable[[int, int], None] | None = None,
         sequential_slice: bool = False,
+        *,
+        num_workers: int | None = None,
     ) -> IterDataset[T_co]:
         """The same elements in the same order, prefetched by worker processes.
 
@@ -529,21 +530,25 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         its elements again. If this contains another `mp_prefetch`, only the outer one starts workers.
 
         Args:
-          options: how many workers, and their limits; by default as many as are useful, at most one per core.
+          options: how many workers: `mp_prefetch(4)`; or MultiprocessingOptions, which have their limits, too. By
+            default as many as are useful, at most one per core.
           worker_init_fn: called as worker_init_fn(worker index, worker count) in each worker before its first element.
             The count is the largest number of workers there may be.
           sequential_slice: ignored: it exists because Grain has it.
+          num_workers: how many workers, where no options are given.
 
         >>> from bushel import MapDataset
         >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
-        >>> with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=2))) as it:
+        >>> with iter(ds.mp_prefetch(num_workers=2)) as it:
         ...     list(it)
         [0, 1, 4, 9]
         """
         del sequential_slice
         if isinstance(options, RayOptions):
             raise TypeError("mp_prefetch takes MultiprocessingOptions. For actors of a Ray cluster use ray_prefetch.")
-        chosen = MultiprocessingOptions(num_workers=None) if options is None else options
+        if options is not None and num_workers is not None:
+            raise TypeError(f"mp_prefetch takes options or num_workers, not both; got {options!r} and {num_workers!r}.")
+        chosen = read_workers(num_workers if options is None else options) or MultiprocessingOptions(num_workers=None)
         return IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
 
     @explains_arguments(
@@ -580,14 +585,12 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         warnings.warn("Please use `mp_prefetch` instead.", BushelDeprecationWarning, stacklevel=2)
         return self.mp_prefetch(multiprocessing_options)
 
-    @explains_arguments(
-        "Write `ds.to_device()`.", buffer_size="Write `buffer={0}`.", device="Write `ds.to_device(device)`."
-    )
+    @explains_arguments("Write `ds.to_device(device)`.", buffer="Write `buffer_size={0}`.")
     def to_device(
         self,
-        where: Any = None,
+        device: Any = None,
         *,
-        buffer: int = 2,
+        buffer_size: int = 2,
         unsupported: Literal["keep", "refuse"] = "keep",
         remainder: Literal["drop", "pad"] | None = None,
     ) -> IterDataset[Any]:
@@ -603,9 +606,9 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         processes have the same state, which any number of processes can restore.
 
         Args:
-          where: a device, a `jax.sharding.Sharding`, or a tree of them that has the structure of an element or of the
+          device: a device, a `jax.sharding.Sharding`, or a tree of them that has the structure of an element or of the
             upper part of one; by default JAX's default device.
-          buffer: how many elements wait on the device, besides the one in use. 0: none, and no thread.
+          buffer_size: how many elements wait on the device, besides the one in use. 0: none, and no thread.
           unsupported: what becomes of leaves that JAX cannot hold, such as texts. "keep" leaves them on the host beside
             the arrays; "refuse" raises a TypeError that names them. A global array cannot hold them: with several
             processes, or with `remainder`, they are refused in any case.
@@ -625,11 +628,11 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
             raise ImportError(f"to_device needs JAX: {install_command('jax')}") from error
         if unsupported not in ("keep", "refuse"):
             raise ValueError(f'unsupported must be "keep" or "refuse", got {unsupported!r}.')
-        checks.not_negative(buffer, "buffer")
-        if remainder is None and not global_arrays.spans_processes(where):
-            return IterPipeline(streams.ToDevice(self._node, where, buffer, unsupported))
-        rows = global_arrays.rows_for(self._node, where, remainder)
-        return IterPipeline(streams.ToDevice(self._node, where, buffer, unsupported, rows))
+        checks.not_negative(buffer_size, "buffer_size")
+        if remainder is None and not global_arrays.spans_processes(device):
+            return IterPipeline(streams.ToDevice(self._node, device, buffer_size, unsupported))
+        rows = global_arrays.rows_for(self._node, device, remainder)
+        return IterPipeline(streams.ToDevice(self._node, device, buffer_size, unsupported, rows))
 
     def seed(self, seed: int) -> IterDataset[T_co]:
         """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline."""
@@ -641,8 +644,8 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         checks.instance(executor, Executor, "executor of iterate_on", way_out)
         return PipelineIterator(self._node, executor=executor)
 
-    def with_options(self, **options: Any) -> IterDataset[T_co]:
-        """The same stream with options for the whole pipeline: see `bushel.experimental.DatasetOptions`.
+    def with_options(self, **options: Unpack[OptionValues]) -> IterDataset[T_co]:
+        """The same stream with options for the whole pipeline: see `bushel.DatasetOptions`.
 
         >>> from bushel import MapDataset
         >>> ds = MapDataset.range(5).map(lambda x: 6 // (x - 2)).to_iter_dataset()
@@ -652,6 +655,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         return WithOptionsIterDataset(self, DatasetOptions(**options))
 
 
+@in_states("IterPipeline")
 @show_as("IterDataset")
 class IterPipeline(IterDataset[T_co]):
     """A stream node as a dataset."""

@@ -8,7 +8,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeGuard, TypeVar, overload
 
 import numpy as np
 
@@ -244,7 +244,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         """Returns the number of elements in one epoch; `sys.maxsize` for an endless dataset."""
 
     @overload
-    def __getitem__(self, index: int) -> T_co: ...
+    def __getitem__(self, index: SupportsIndex) -> T_co: ...
 
     @overload
     def __getitem__(self, index: builtins.slice) -> MapDataset[T_co]: ...
@@ -667,7 +667,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         function: Callable[[T_co], Any],
         *,
         cache_dir: str | os.PathLike[str] | None = None,
-        options: WorkerOptions | None = None,
+        workers: int | WorkerOptions | None = None,
         vectorized: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         trust_source: bool = False,
@@ -680,10 +680,10 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
         Args:
           function: returns a number, a small array of one shape, or a flat dict of them.
-          cache_dir: a folder to save the column in, here or in a store ("s3://bucket/columns"), under the identity of
-            the pipeline and the function, with all data in memory. An interrupted computation continues where it was.
-          options: worker processes; by default one per core, if it takes longer than 0.3 seconds. The values do not
-            depend on the number of workers.
+          cache_dir: a folder to save the column in, here or in a store ("s3://bucket/columns"), under the identity of the
+            pipeline and the function, with all data in memory. An interrupted computation continues where it was.
+          workers: the number of worker processes, or their options; by default one per core, if it takes longer than
+            0.3 seconds. The values do not depend on the number of workers.
           vectorized: the function takes a tree of arrays with a leading axis and returns one value per element.
           storage_options: of the store where `cache` lies.
           trust_source: says that the data never change, where the source cannot tell. With `cache`, a source of your
@@ -699,7 +699,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
             self._node,
             checked,
             cache_dir=cache_dir,
-            options=options,
+            workers=workers,
             vectorized=vectorized,
             storage_options=storage_options,
             trust_source=trust_source,
@@ -872,14 +872,12 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
             raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
         return origins.find_origins(self._node, words.array([position]))[0]
 
-    @explains_arguments(
-        "Write `ds.to_device()`.", buffer_size="Write `buffer={0}`.", device="Write `ds.to_device(device)`."
-    )
+    @explains_arguments("Write `ds.to_device(device)`.", buffer="Write `buffer_size={0}`.")
     def to_device(
         self,
-        where: Any = None,
+        device: Any = None,
         *,
-        buffer: int = 2,
+        buffer_size: int = 2,
         unsupported: Literal["keep", "refuse"] = "keep",
         remainder: Literal["drop", "pad"] | None = None,
     ) -> IterDataset[Any]:
@@ -890,7 +888,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         ('ArrayImpl', [0, 1, 2, 3])
         """
         stream = self.to_iter_dataset()
-        return stream.to_device(where, buffer=buffer, unsupported=unsupported, remainder=remainder)
+        return stream.to_device(device, buffer_size=buffer_size, unsupported=unsupported, remainder=remainder)
 
     @overload
     def to_iter_dataset(
@@ -925,6 +923,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         return IterPipeline(streams.Elements(self._node, read_options, bool(allow_nones)))
 
 
+@in_states("MapPipeline")
 @show_as("MapDataset")
 class MapPipeline(MapDataset[T_co]):
     """A map node as a dataset."""
@@ -946,7 +945,7 @@ class MapPipeline(MapDataset[T_co]):
         return length
 
     @overload
-    def __getitem__(self, index: int) -> T_co: ...
+    def __getitem__(self, index: SupportsIndex) -> T_co: ...
 
     @overload
     def __getitem__(self, index: builtins.slice) -> MapDataset[T_co]: ...

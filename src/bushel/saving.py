@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from bushel.base import checks, redact, sealed
 from bushel.base.checks import is_endless
 from bushel.base.errors import DamagedFile, SavedByAnotherPipeline, writing
-from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options
+from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options, read_workers
 from bushel.base.progress import Progress
 from bushel.graph.streams import Ahead, StreamNode
 from bushel.iterator import PipelineIterator
@@ -53,7 +53,7 @@ def save(
     *,
     format: Format = "bag",
     shards: int | None = None,
-    options: WorkerOptions | None = None,
+    workers: int | WorkerOptions | None = None,
     overwrite: bool = False,
     storage_options: Options | None = None,
     trust_source: bool = False,
@@ -74,7 +74,7 @@ def save(
             )
         per_shard = max(1, -(-length // checks.positive(shards, "shards")))
     # A new node, so that saving does not count as a pass of the user over the dataset: see graph/passes.py.
-    chosen = options or find_job_options() or MultiprocessingOptions()
+    chosen = read_workers(workers) or find_job_options() or MultiprocessingOptions()
     identity = digest(identify_in_full(node, trust_source=trust_source, method="save"), per_shard)
     with PipelineIterator(Ahead(node, chosen)) as iterator:
         work = _Work(folder, format, _form(format, folder.address), identity)

@@ -204,7 +204,7 @@ def read(x):
     with Progress("inside a worker", 1) as progress:
         progress.show(1)
     return x
-bushel.MapDataset.range(40).map(read).save(sys.argv[1], format="tfrecord", options=bushel.MultiprocessingOptions(2))
+bushel.MapDataset.range(40).map(read).save(sys.argv[1], format="tfrecord", workers=bushel.MultiprocessingOptions(2))
 """
 
 

@@ -123,18 +123,18 @@ def test_an_interrupted_column_goes_on_where_it_was(actors, monkeypatch, tmp_pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns.Progress, "show", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            ds.column(slow_root, cache_dir=tmp_path, options=actors)
+            ds.column(slow_root, cache_dir=tmp_path, workers=actors)
     seen.clear()
     monkeypatch.setattr(columns.Progress, "show", lambda self, done: seen.append(done))
-    column = ds.column(slow_root, cache_dir=tmp_path, options=actors)
+    column = ds.column(slow_root, cache_dir=tmp_path, workers=actors)
     assert seen[0] >= 448, "it began anew"
     assert same(column.values, np.sqrt(np.arange(1500)))
 
 
 def test_saved_elements_are_the_same_files(actors, tmp_path):
     ds = bushel.MapDataset.range(300).map(lambda x: {"x": np.full(5, x)})
-    here = ds.save(tmp_path / "here", format="bagz", shards=3, options=bushel.MultiprocessingOptions())
-    there = ds.save(tmp_path / "there", format="bagz", shards=3, options=actors)
+    here = ds.save(tmp_path / "here", format="bagz", shards=3, workers=bushel.MultiprocessingOptions())
+    there = ds.save(tmp_path / "there", format="bagz", shards=3, workers=actors)
     assert [Path(file).read_bytes() for file in there] == [Path(file).read_bytes() for file in here]
 
 

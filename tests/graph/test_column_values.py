@@ -190,10 +190,10 @@ def column_of(values, monkeypatch, size, options=HERE, cache=None, stops_at=None
             if stops_at is not None:
                 function.stops_at = stops_at
                 try:
-                    ds.column(function, options=options, cache_dir=cache)
+                    ds.column(function, workers=options, cache_dir=cache)
                 except KeyboardInterrupt:
                     function.stops_at = None
-            return np.asarray(ds.column(function, options=options, cache_dir=cache))
+            return np.asarray(ds.column(function, workers=options, cache_dir=cache))
         except (TypeError, ValueError) as error:
             return error
 
@@ -289,7 +289,7 @@ def test_what_no_column_holds_is_named(values, sentence, tmp_path):
     ds = MapDataset.range(len(values))
     for cache in (None, tmp_path):
         with pytest.raises((TypeError, ValueError), match=sentence):
-            ds.column(Nth(values), options=HERE, cache_dir=cache)
+            ds.column(Nth(values), workers=HERE, cache_dir=cache)
 
 
 def test_parts_of_a_mixture_have_one_dtype():

@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel import MapDataset
+from bushel import DamagedFile, MapDataset
 from bushel.sources import (
     ArrayDataSource,
     ArrowDataSource,
-    DamagedFile,
     HDF5DataSource,
     ParquetDataSource,
     RaggedDataSource,

@@ -22,10 +22,9 @@ from hypothesis import strategies as st
 from servers import BUCKET, Web, gcs, s3
 from watching import wait_until
 
-from bushel import MapDataset, MultiprocessingOptions, ReadOptions
+from bushel import DamagedFile, MapDataset, MultiprocessingOptions, ReadOptions
 from bushel.sources import (
     BagzDataSource,
-    DamagedFile,
     FileDataSource,
     FixedRecords,
     LineDataSource,

@@ -271,7 +271,7 @@ def test_a_column_is_the_file_on_disk_and_goes_on_after_an_error(base, tmp_path)
         return {"square": x * x, "half": x / 2}
 
     def column(folder):
-        return np.asarray(MapDataset.range(300).column(value, cache_dir=folder, options=options)).tolist()
+        return np.asarray(MapDataset.range(300).column(value, cache_dir=folder, workers=options)).tolist()
 
     with pytest.raises(RuntimeError, match="stopped"):
         column(base)
@@ -328,13 +328,13 @@ def test_two_processes_may_compute_the_same_column(base, tmp_path):
     def square(x):
         return x * x
 
-    MapDataset.range(300).column(square, cache_dir=tmp_path, options=options)
+    MapDataset.range(300).column(square, cache_dir=tmp_path, workers=options)
     (whole,) = files_in(tmp_path)
     folder, parts = output_folders.open_folder(base), whole.replace(".npy", ".parts")
     for begin, end in ((0, 64), (0, 128), (64, 192)):
         with folder.replacing(f"{parts}/{begin:015d}-{end:015d}.npy") as file:
             sealed.put_array(file, np.arange(begin, end) ** 2)
-    found = MapDataset.range(300).column(square, cache_dir=base, options=options)
+    found = MapDataset.range(300).column(square, cache_dir=base, workers=options)
     assert np.asarray(found).tolist() == [x * x for x in range(300)]
     assert files_in(base) == files_in(tmp_path)
 
@@ -380,7 +380,7 @@ elif what == "convert":
 elif what == "cache":
     list(numbers.to_iter_dataset().map(element).cache(base))
 elif what == "column":
-    numbers.column(lambda x: x * x, cache_dir=base, options=workers)
+    numbers.column(lambda x: x * x, cache_dir=base, workers=workers)
 print(puts)
 """
 

@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel import MapDataset
+from bushel import DamagedFile, MapDataset
 from bushel.sources import (
     ArrayRecordDataSource,
     BagzDataSource,
-    DamagedFile,
     FixedRecords,
     TFRecordDataSource,
     crc,

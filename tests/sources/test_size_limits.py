@@ -24,15 +24,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import bushel.experimental
-from bushel import MapDataset, MultiprocessingOptions
+from bushel import DamagedFile, MapDataset, MultiprocessingOptions, TooLarge
 from bushel.files import TFRecordIterDataset
 from bushel.sources import (
     ArrayRecordDataSource,
     BagzDataSource,
-    DamagedFile,
     Limits,
     ParquetDataSource,
-    TooLarge,
     convert,
     decode_audio,
     decode_image,

@@ -13,11 +13,11 @@ import zarr.codecs
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bushel import DamagedFile
 from bushel.experimental import WebDatasetIterDataset
 from bushel.sources import (
     ArrowDataSource,
     BagzDataSource,
-    DamagedFile,
     HDF5DataSource,
     LanceDataSource,
     ZarrDataSource,

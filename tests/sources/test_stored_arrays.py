@@ -18,10 +18,9 @@ from PIL import Image
 from servers import Web
 
 import bushel
-from bushel import MapDataset
+from bushel import DamagedFile, MapDataset
 from bushel.sources import (
     ArrayDataSource,
-    DamagedFile,
     FileDataSource,
     HDF5DataSource,
     LineDataSource,

@@ -176,7 +176,7 @@ class Saving:
             format=self.format,
             shards=3,
             overwrite=overwrite,
-            options=bushel.MultiprocessingOptions(num_workers=0),
+            workers=0,
             storage_options={**OPTIONS, **options},
         )
 

@@ -157,6 +157,14 @@ def doubled(ds: MapDataset[int], factor: int) -> MapDataset[float]:
 assert_type(numbers.pipe(doubled, 3), MapDataset[float])
 assert_type(numbers.apply(bushel.Batch(2)), MapDataset[Any])
 
+assert_type(numbers[np.int64(0)], int)
+assert_type(words.to_iter_dataset().with_options(on_error="skip", skip_limit=3), IterDataset[str])
+assert_type(words.to_iter_dataset().mp_prefetch(4), IterDataset[str])
+assert_type(words.to_iter_dataset().mp_prefetch(num_workers=4), IterDataset[str])
+some_workers: bushel.WorkerOptions | int | None = bushel.MultiprocessingOptions(2)
+assert_type(words.column(len, workers=some_workers), bushel.Column)
+pipeline_options: bushel.DatasetOptions = bushel.DatasetOptions(on_error="skip")
+
 # Iterators.
 # mypy takes `iter(images)` for Any, since a MapDataset also has indices and `np.ndarray` contains Any.
 assert_type(iter(words), DatasetIterator[str])

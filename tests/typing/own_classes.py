@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
-from typing import Any, TypeVar, assert_type, overload
+from typing import Any, SupportsIndex, TypeVar, assert_type, overload
 
 import numpy as np
 
@@ -56,13 +57,13 @@ class Twice(MapDataset[T]):
         return 2 * len(self.parent)
 
     @overload
-    def __getitem__(self, index: int) -> T: ...
+    def __getitem__(self, index: SupportsIndex) -> T: ...
 
     @overload
     def __getitem__(self, index: slice) -> MapDataset[T]: ...
 
-    def __getitem__(self, index: int | slice) -> T | MapDataset[T]:
-        return self.slice(index) if isinstance(index, slice) else self.parent[index // 2]
+    def __getitem__(self, index: SupportsIndex | slice) -> T | MapDataset[T]:
+        return self.slice(index) if isinstance(index, slice) else self.parent[operator.index(index) // 2]
 
 
 class CountIterator(DatasetIterator[int]):

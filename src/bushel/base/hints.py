@@ -29,9 +29,7 @@ _POSITION = "An iterator has the position: `it = iter(ds)`, then `it.{}`."
 _PADDED = (
     "Write `.batch(n, batch_fn=...)` with a function that pads, or `ds.bucket(lengths, boundaries, n)` on a MapDataset."
 )
-_WORKERS = (
-    "Workers compute the whole pipeline: write `.mp_prefetch(bushel.MultiprocessingOptions(num_workers=4))` last."
-)
+_WORKERS = "Workers compute the whole pipeline: write `.mp_prefetch(num_workers=4)` last."
 _SPLIT = "Write `train, validation = ds.split([0.9, 0.1])` on a MapDataset."
 _EPOCHS = "`ds.shuffle(seed=0).repeat()` has another order in every epoch by itself."
 _FROM_FUNCTION = "Write `bushel.IterDataset.source(function)`: the function returns an iterator."
@@ -259,7 +257,7 @@ TRAJECTORIES: Mapping[str, str] = {
     "save": "Write `ds.dataset.save(folder)`.",
     "origin": "Write `ds.dataset.origin(index)`.",
     "mp_prefetch": "Write `ds.iterator(workers=4)`.",
-    "ray_prefetch": "Write `ds.iterator(options=bushel.RayOptions())`.",
+    "ray_prefetch": "Write `ds.iterator(workers=bushel.RayOptions())`.",
     "with_options": "Write `ds.ignore_errors()`, or `ds.dataset.to_iter_dataset().with_options(...)`.",
     "to_device": "Write `ds.dataset.to_device()`.",
     "to_iter_dataset": "Write `ds.dataset.to_iter_dataset()`, or `ds.iterator(workers=4)`.",
@@ -444,8 +442,7 @@ class Unsupported:
 
 
 _NUM_WORKERS = (
-    "Workers compute the whole pipeline: write `.mp_prefetch(bushel.MultiprocessingOptions(num_workers={0}))` as the "
-    "last operation of a stream."
+    "Workers compute the whole pipeline: write `.mp_prefetch(num_workers={0})` as the last operation of a stream."
 )
 _IN_READING = "Bushel chooses how far to read ahead. To choose it yourself, see `bushel.ReadOptions`."
 _NOT_NEEDED = "Leave it out: Bushel needs no such setting."

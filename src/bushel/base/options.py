@@ -11,7 +11,7 @@ import numbers
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from bushel.base import checks, hints
 from bushel.base.errors import BushelWarning
@@ -174,6 +174,23 @@ class RayOptions:
 WorkerOptions = MultiprocessingOptions | RayOptions
 """Who computes ahead of the consumer: worker processes of this machine, or actors of a Ray cluster."""
 
+
+def read_workers(workers: int | WorkerOptions | None) -> WorkerOptions | None:
+    """The options that an argument `workers` stands for: a number of worker processes, options, or None.
+
+    >>> read_workers(2) == MultiprocessingOptions(num_workers=2)
+    True
+    """
+    if workers is None or isinstance(workers, WorkerOptions):
+        return workers
+    if isinstance(workers, bool) or not isinstance(workers, numbers.Integral):
+        raise TypeError(
+            "workers must be a number of worker processes, bushel.MultiprocessingOptions or bushel.RayOptions, "
+            f"got {workers!r}."
+        )
+    return MultiprocessingOptions(num_workers=int(workers))
+
+
 _for_jobs: contextvars.ContextVar[WorkerOptions | None] = contextvars.ContextVar("for_jobs", default=None)
 
 
@@ -216,6 +233,17 @@ class _Default:
     """A default value. A value that the user chose replaces it when options are merged."""
 
     value: Any
+
+
+class OptionValues(TypedDict, total=False):
+    """The arguments of `with_options`, for type checkers: the fields of DatasetOptions."""
+
+    filter_warn_threshold_ratio: float | None
+    filter_raise_threshold_ratio: float | None
+    execution_tracking_mode: ExecutionTrackingMode | Literal["disabled", "stage_timing"]
+    min_shm_size: int
+    on_error: Literal["raise", "skip"]
+    skip_limit: int | None
 
 
 @hints.explains_creation('Write `with_options(on_error="skip")`.', ignore_errors='Write `on_error="skip"`.')

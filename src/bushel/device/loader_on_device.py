@@ -17,35 +17,35 @@ from bushel.iterator import DatasetIterator, ThreadPrefetchDatasetIterator
 @overload
 def device_put(  # pyright: ignore[reportOverlappingOverload]
     ds: MapDataset[Any] | IterDataset[Any],
-    where: Any = None,
+    device: Any = None,
     *,
-    buffer: int = 2,
+    buffer_size: int = 2,
     unsupported: Literal["keep", "refuse"] = "keep",
 ) -> IterDataset[Any]: ...
 
 
 @overload
 def device_put(
-    ds: Iterable[Any], where: Any = None, *, buffer: int = 2, unsupported: Literal["keep", "refuse"] = "keep"
+    ds: Iterable[Any], device: Any = None, *, buffer_size: int = 2, unsupported: Literal["keep", "refuse"] = "keep"
 ) -> LoaderOnDevice: ...
 
 
 def device_put(
     ds: MapDataset[Any] | IterDataset[Any] | Iterable[Any],
-    where: Any = None,
+    device: Any = None,
     *,
-    buffer: int = 2,
+    buffer_size: int = 2,
     unsupported: Literal["keep", "refuse"] = "keep",
 ) -> IterDataset[Any] | LoaderOnDevice:
-    """The elements of a dataset or a loader as arrays on accelerators. For a dataset it is `ds.to_device(where)`.
+    """The elements of a dataset or a loader as arrays on accelerators. For a dataset it is `ds.to_device(device)`.
 
     A loader, such as the one of `bushel.trajectory.get_dataloader`, stays a loader: its iterators have the states of
     the loader's own.
 
     Args:
       ds: elements that are trees of arrays.
-      where: a device, a sharding, or a tree of them; by default JAX's default device.
-      buffer: how many elements wait on the device, besides the one in use.
+      device: a device, a sharding, or a tree of them; by default JAX's default device.
+      buffer_size: how many elements wait on the device, besides the one in use.
       unsupported: what becomes of leaves that JAX cannot hold: "keep" leaves them on the host, "refuse" raises.
 
     >>> import jax
@@ -56,8 +56,8 @@ def device_put(
     """
     _need_jax()
     if isinstance(ds, MapDataset | IterDataset):
-        return ds.to_device(where, buffer=buffer, unsupported=unsupported)
-    return LoaderOnDevice(ds, where, 1, checks.not_negative(buffer, "buffer"), unsupported)
+        return ds.to_device(device, buffer_size=buffer_size, unsupported=unsupported)
+    return LoaderOnDevice(ds, device, 1, checks.not_negative(buffer_size, "buffer_size"), unsupported)
 
 
 @overload
@@ -92,7 +92,7 @@ def device_put_like_grain(
     _need_jax()
     if isinstance(ds, IterDataset):
         ahead = ThreadPrefetchIterDataset(ds, prefetch_buffer_size=cpu_buffer_size)
-        return ahead.to_device(device, buffer=device_buffer_size)
+        return ahead.to_device(device, buffer_size=device_buffer_size)
     if isinstance(ds, MapDataset):
         raise TypeError("device_put takes an IterDataset or a loader, got a MapDataset. Call to_iter_dataset() first.")
     return LoaderOnDevice(ds, device, cpu_buffer_size, device_buffer_size, "keep")

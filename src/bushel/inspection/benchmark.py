@@ -184,7 +184,8 @@ def _with_workers(stream: IterDataset[Any], number: int) -> IterDataset[Any]:
             return parent
         found = True
         known = node.options if isinstance(node.options, MultiprocessingOptions) else MultiprocessingOptions()
-        return dataclasses.replace(parent, options=dataclasses.replace(known, num_workers=number))
+        timeout_s = known.timeout_s if number else None  # without workers it has no effect, and warns
+        return dataclasses.replace(parent, options=dataclasses.replace(known, num_workers=number, timeout_s=timeout_s))
 
     node: Node = change(stream._node)
     changed: IterDataset[Any] = wrap(node)

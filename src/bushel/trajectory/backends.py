@@ -11,7 +11,7 @@ import numpy as np
 
 from bushel.base import blocks
 from bushel.base.errors import StateMismatch
-from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions, ReadOptions, WorkerOptions
 from bushel.base.sharding import ShardOptions
 from bushel.base.state_names import in_states
 from bushel.dataset import MapDataset, WithOptionsIterDataset
@@ -23,6 +23,7 @@ from bushel.index import epochs
 from bushel.iterator import DatasetIterator
 from bushel.state import envelope, identity
 from bushel.trajectory.dataset import TrajectoryDataset
+from bushel.trajectory.single_pass import prefetch
 
 _POSITION = "global_next_index"  # the key of ElasticIterator, so that each back end restores the states of the other
 
@@ -34,7 +35,7 @@ class Running:
     dataset: TrajectoryDataset
     batch_size: int
     shard: ShardOptions
-    workers: MultiprocessingOptions
+    workers: WorkerOptions
     options: DatasetOptions
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ def _skip_failures(running: Running) -> DatasetIterator[Any]:
     """Batches of the frames that do not fail. Later frames take the places of skipped ones, so all batches are full."""
     frames = running.dataset.dataset.to_iter_dataset(running.dataset.read_options)
     stream = WithOptionsIterDataset(frames.batch(running.batch_size, drop_remainder=True), running.options)
-    return iter(stream if running.workers.num_workers == 0 else stream.mp_prefetch(running.workers))
+    return iter(stream if running.workers.num_workers == 0 else prefetch(stream, running.workers))
 
 
 def run_on_grain(running: Running) -> DatasetIterator[Any]:
@@ -139,6 +140,8 @@ class _GrainIterator(DatasetIterator[Any]):
 
     def __init__(self, running: Running):
         super().__init__()
+        if isinstance(running.workers, RayOptions):
+            raise ValueError("Grain has no actors of a Ray cluster. Give workers=N.")
         if running.workers.num_workers is None:
             raise ValueError("Grain cannot choose the number of workers. Give workers=N.")
         if running.workers.num_workers and not importlib.import_module("absl.flags").FLAGS.is_parsed():
@@ -158,7 +161,7 @@ class _GrainIterator(DatasetIterator[Any]):
         running, options = self._running, self._running.dataset.read_options
         batches = self._grain.MapDataset.source(_Positions(running, start)).map(_Frames(running.dataset.dataset))
         stream = batches.to_iter_dataset(_convert_options(self._grain.ReadOptions, options))
-        if not running.workers.num_workers:
+        if not isinstance(running.workers, MultiprocessingOptions) or not running.workers.num_workers:
             return stream
         return stream.mp_prefetch(_convert_options(self._grain.MultiprocessingOptions, running.workers))
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from bushel.base import checks, hints, trees
 from bushel.base.hints import explains_arguments
-from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions, WorkerOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions, WorkerOptions, read_workers
 from bushel.base.state_names import in_states
 from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
@@ -402,21 +402,19 @@ class TrajectoryDataset:
         return self.iterator()
 
     @explains_arguments("Write `ds.iterator(workers=4)`.", num_workers="Write `workers={0}`.")
-    def iterator(
-        self, prefetch: int = 0, *, workers: int | None = 0, options: WorkerOptions | None = None
-    ) -> DatasetIterator[Any]:
+    def iterator(self, prefetch: int = 0, *, workers: int | WorkerOptions | None = 0) -> DatasetIterator[Any]:
         """An iterator with `get_state` and `set_state`.
 
         Args:
           prefetch: how many elements a thread computes ahead, as in dlimp.
-          workers: number of worker processes; None lets the library choose it. The output is the same for any number.
-          options: options of worker processes, or of actors of a Ray cluster, instead of `workers`.
+          workers: number of worker processes; or their options, also those of actors of a Ray cluster. None lets the
+            library choose the number. The output is the same for any number.
         """
         ds = self.dataset if self.is_flattened else self.dataset.map(read_images)
         threads = max(self.read_options.num_threads, 1 if prefetch else 0)
         stream = ds.to_iter_dataset(ReadOptions(threads, max(prefetch, threads)))
         stream = stream if self._options is None else WithOptionsIterDataset(stream, self._options)
-        chosen = MultiprocessingOptions(workers) if options is None else options
+        chosen = read_workers(workers) or MultiprocessingOptions(num_workers=None)
         return iter(stream if chosen.num_workers == 0 else single_pass.prefetch(stream, chosen))
 
     if not TYPE_CHECKING:  # so that a type checker still reports missing names

@@ -11,7 +11,13 @@ from typing import Any, Literal
 import numpy as np
 
 from bushel.base import blocks, tables, trees
-from bushel.base.options import DatasetOptions, ExecutionTrackingMode, MultiprocessingOptions
+from bushel.base.options import (
+    DatasetOptions,
+    ExecutionTrackingMode,
+    MultiprocessingOptions,
+    WorkerOptions,
+    read_workers,
+)
 from bushel.base.sharding import NoSharding, ShardOptions
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.state_names import in_states
@@ -80,7 +86,7 @@ def get_dataloader(
     *,
     train: bool | None = None,
     batch_size: int | None = None,
-    workers: int | MultiprocessingOptions | None = 0,
+    workers: int | WorkerOptions | None = 0,
     arrays: str = "numpy",
     shard_options: ShardOptions | None = None,
     process_text: Any = None,
@@ -145,7 +151,7 @@ def get_dataloader(
         get_dataset(chosen, batch_size=None),
         chosen.batch_size,
         NoSharding() if shard_options is None else shard_options,
-        workers if isinstance(workers, MultiprocessingOptions) else MultiprocessingOptions(workers),
+        read_workers(workers) or MultiprocessingOptions(num_workers=None),
         DatasetOptions(on_error=on_error, skip_limit=skip_limit, execution_tracking_mode=execution_tracking_mode),
     )
     return TrajectoryLoader(running, chosen.data_backend, _Finish(process_text, arrays))
