@@ -45,6 +45,7 @@ PUBLIC = {
         "TooManySkipped",
         "Transformation",
         "WorkerDied",
+        "Written",
         "__version__",
         "__version_info__",
         "checkpoint",

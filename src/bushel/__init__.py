@@ -46,6 +46,7 @@ if _typing.TYPE_CHECKING:
     from bushel.base.transforms import Batch, Transformation
     from bushel.base.transforms import Map as MapTransform
     from bushel.base.transforms import RandomMap as RandomMapTransform
+    from bushel.base.written import Written
     from bushel.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
     from bushel.data_loader import DataLoader, DataLoaderIterator, load
     from bushel.dataset import IterDataset, MapDataset
@@ -95,6 +96,7 @@ __all__ = [
     "TooManySkipped",
     "Transformation",
     "WorkerDied",
+    "Written",
     "__version__",
     "__version_info__",
     "checkpoint",
@@ -148,6 +150,7 @@ _ELSEWHERE = {
     "TooManySkipped": "base.errors",
     "Transformation": "base.transforms",
     "WorkerDied": "base.errors",
+    "Written": "base.written",
     "config": "base.config",
     "device_put": "device",
     "explain_identity": "state.explanation",
