@@ -384,6 +384,7 @@ OURS = {
         "StateMismatch",
         "TooManySkipped",
         "WorkerDied",
+        "Written",
         "explain_identity",
         "on_progress",
         "serve_report",

@@ -24,7 +24,7 @@ VERSIONS = {
 
 GROUPS = {
     "Datasets and iterators": ["MapDataset", "IterDataset", "DatasetIterator", "Column", "Explanation", "Report",
-                               "explain_identity", "IdentityExplanation"],
+                               "explain_identity", "IdentityExplanation", "Written"],
     "Options": ["MultiprocessingOptions", "RayOptions", "ReadOptions", "config"],
     "DataLoader": ["DataLoader", "DataLoaderIterator", "load", "IndexSampler", "Sampler", "SequentialSampler",
                    "ShardOptions", "ShardByJaxProcess", "NoSharding", "Record", "RecordMetadata"],

@@ -196,7 +196,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("to", ["rlds", "lerobot"])
 def test_converted_episodes_are_the_same_files(to, actors, arm, tmp_path, monkeypatch):
-    settings: dict[str, Any] = {"to": to, "fps": 10, "shards": 3, "progress": False}
+    settings: dict[str, Any] = {"format": to, "fps": 10, "shards": 3, "progress": False}
     with no_cluster():
         convert_episodes(arm, tmp_path / "here" / "arm", **settings)
     monkeypatch.chdir(arm.parent)
@@ -208,7 +208,7 @@ def test_converted_episodes_are_the_same_files(to, actors, arm, tmp_path, monkey
     assert len(expected) >= 5 and read_files(tmp_path / "there") == expected
     # A LeRobot data set with videos is a source, too; its tables of packets lie in the cache of this machine.
     if to == "lerobot":
-        again: dict[str, Any] = {"to": "rlds", "shards": 2, "progress": False}
+        again: dict[str, Any] = {"format": "rlds", "shards": 2, "progress": False}
         convert_episodes(tmp_path / "there" / "arm", tmp_path / "again" / "arm", **again)
         monkeypatch.undo()
         with no_cluster():
@@ -217,7 +217,7 @@ def test_converted_episodes_are_the_same_files(to, actors, arm, tmp_path, monkey
 
 
 def test_a_conversion_that_was_stopped_continues_on_the_cluster(actors, arm, tmp_path, monkeypatch):
-    settings: dict[str, Any] = {"to": "rlds", "shards": 6, "progress": False}
+    settings: dict[str, Any] = {"format": "rlds", "shards": 6, "progress": False}
     target = tmp_path / "there" / "arm"
     with no_cluster():
         convert_episodes(arm, tmp_path / "here" / "arm", **settings)

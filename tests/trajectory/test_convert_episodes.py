@@ -233,7 +233,7 @@ def test_hdf5_to_both(tmp_path):
         np.testing.assert_array_equal([row["observation.state"] for row in rows[7:19]], expected)
     reverse = {"reverse_jpeg_colors": True}
     done = convert_episodes(GOLDEN / "aloha_real_compressed", tmp_path / "aloha", format="rlds", format_options=reverse)
-    assert done.folder == str(tmp_path / "aloha" / "1.0.0")
+    assert done.path == str(tmp_path / "aloha" / "1.0.0")
     answers = np.load(GOLDEN / "aloha.expected.npz")
     (episode,) = RLDSBuilder("aloha", tmp_path).episodes()
     for camera in ("cam_high", "cam_left_wrist"):
@@ -334,7 +334,7 @@ def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
         done = {name for name in folder.names(deep=True) if "/shard-" in name}
         assert done and not folder.exists(last)
         shown: list[int] = []
-        arguments: dict[str, Any] = {"to": to, "fps": 10, "shards": 4}
+        arguments: dict[str, Any] = {"format": to, "fps": 10, "shards": 4}
         with pytest.raises(FileExistsError, match="a part of another conversion"):
             convert_episodes(rlds, target, **{**arguments, "drop": ["reward"]})
         convert_episodes(rlds, target, **arguments, progress=lambda done, of: shown.append(done))

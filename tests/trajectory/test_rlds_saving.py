@@ -70,7 +70,7 @@ def test_episodes_are_saved_and_read_back(tmp_path, shards, kind):
     check_episodes(source, 12)
     assert len(RLDSBuilder("arm", tmp_path / "arm").episodes("train")) == 12
     folder = Path(
-        write_rlds({"train": [episode(n) for n in range(12)]}, name="arm", data_dir=tmp_path / "other", shards=3)
+        write_rlds({"train": [episode(n) for n in range(12)]}, name="arm", data_dir=tmp_path / "other", shards=3).path
     )
     assert records(tmp_path / "arm") == records(folder)
     assert (tmp_path / "arm" / "features.json").read_text() == (folder / "features.json").read_text()
@@ -101,7 +101,7 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_same_files(tmp_path_factor
     ds = MapDataset.range(12).map(fragile)
     with pytest.raises(RuntimeError, match="stopped"):
         ds.save(folder, format="rlds", shards=4)
-    with pytest.raises(ValueError, match="is a folder"):
+    with pytest.raises(ValueError, match="has files of `ds.save`, but no"):
         bushel.sources.open(folder)
     alive = True
     ds.save(folder, format="rlds", shards=4)
