@@ -511,7 +511,7 @@ def test_arguments(rlds, tmp_path, capsys):
         (tmp_path / "empty").mkdir()
         convert_episodes(tmp_path / "empty", tmp_path / "x", format="rlds")
     assert main(["convert", str(rlds), str(tmp_path / "new"), "--to", "rlds", "--workers", "1", "--quiet"]) == 0
-    assert capsys.readouterr().out.startswith("4 episodes, 14 frames in ")
+    assert capsys.readouterr().out.startswith("4 episodes in 4 files in ")
     assert sample_frames(50).tolist() == list(range(50)) and len(sample_frames(10_000)) == 1000
 
 
@@ -550,7 +550,7 @@ def test_into_a_store(rlds):
     pytest.importorskip("fsspec")
     done = convert_episodes(rlds, "memory://converted/arm", format="lerobot", fps=10)
     names = output_folders.open_folder("memory://converted/arm").names(deep=True)
-    assert done.episodes == 4 and "meta/info.json" in names and not any(".converting" in name for name in names)
+    assert done.elements == 4 and "meta/info.json" in names and not any(".converting" in name for name in names)
     content = output_folders.open_folder("memory://converted/arm").read(
         next(name for name in names if name.endswith(".mp4"))
     )
