@@ -52,7 +52,7 @@ def write(kind: str, folder: str, frames: int, pixels: int) -> None:
             {"steps": {"observation": {"image": encoded, "state": one["state"]}, "action": one["action"]}}
             for one in episodes(frames, pixels, rng)
         ]
-        write_rlds(folder, "robot", {"train": rows}, shards=8)
+        write_rlds({"train": rows}, name="robot", data_dir=folder, shards=8)
     elif kind == "robomimic":
         import h5py
 

@@ -206,13 +206,13 @@ def main() -> None:
     where, lines = machine(), []
     with tempfile.TemporaryDirectory() as folder:
         large, small, smaller = (os.path.join(folder, name) for name in ("large", "ten", "one"))
-        write_rlds(large, "robot", {"train": list(episodes(options.episodes, 256, 90))}, shards=4)
+        write_rlds({"train": list(episodes(options.episodes, 256, 90))}, name="robot", data_dir=large, shards=4)
         if options.base is not None:
             lines += compare(large, options.base.resolve(), options.repetitions)
         else:
             lines += _speed(large, options.repetitions)
-            write_rlds(smaller, "robot", {"train": list(episodes(40, 64, 90))})
-            write_rlds(small, "robot", {"train": list(episodes(400, 64, 90))})
+            write_rlds({"train": list(episodes(40, 64, 90))}, name="robot", data_dir=smaller)
+            write_rlds({"train": list(episodes(400, 64, 90))}, name="robot", data_dir=small)
             lines += _memory(smaller, small)
     where["load_average_after"] = machine()["load_average"]
     text = "\n".join([", ".join(f"{name} {value}" for name, value in where.items()), "", *lines])

@@ -72,7 +72,7 @@ def record(folder, episodes):
         rover.append(
             {"steps": {"observation": observation, "action": steps["action"].astype(np.float32), "words": words}}
         )
-    write_rlds(folder, "rover", {"train": rover})
+    write_rlds({"train": rover}, name="rover", data_dir=folder)
 
 
 # Batches.

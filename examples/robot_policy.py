@@ -74,7 +74,7 @@ def write(folder, episodes):
         rng = np.random.default_rng(number)
         splits = {"train": episodes, "val": 30}
         made = {split: [episode(robot, rng) for _ in range(count)] for split, count in splits.items()}
-        write_rlds(folder, robot, made)
+        write_rlds(made, name=robot, data_dir=folder)
 
 
 # What the policy gets of them.

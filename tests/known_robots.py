@@ -44,7 +44,7 @@ def steps(robot: int, episode: int, length: int) -> dict[str, Any]:
 def write_robot(folder: Path, name: str, robot: int = 0, lengths: Sequence[int] = LENGTHS) -> str:
     """An RLDS data set; returns its `data_dir`."""
     episodes = [{"steps": steps(robot, episode, length)} for episode, length in enumerate(lengths)]
-    write_rlds(str(folder), name, {"train": episodes})
+    write_rlds({"train": episodes}, name=name, data_dir=str(folder))
     return str(folder)
 
 

@@ -83,7 +83,7 @@ def write(folder: Path, data_set: str, like: str | None = None, cases: str = "c0
             elif not path[0].startswith("_"):
                 steps[path] = leaf
         episodes.append({"steps": nest_leaves(steps), **nest_leaves(metadata)})
-    write_rlds(folder, data_set, {"train": episodes[:-1], "val": episodes[-1:]})
+    write_rlds({"train": episodes[:-1], "val": episodes[-1:]}, name=data_set, data_dir=folder)
     return str(folder)
 
 

@@ -67,7 +67,9 @@ def bushel(*words):
 @pytest.mark.parametrize("of", WRITERS)
 def test_every_format_into_every_other(of, to, tmp_path):
     WRITERS[of](tmp_path / f"in.{of}", RECORDS)
-    assert convert(tmp_path / f"in.{of}", tmp_path / "made" / f"out.{to}") == [str(tmp_path / "made" / f"out.{to}")]
+    assert convert(tmp_path / f"in.{of}", tmp_path / "made" / f"out.{to}").files == (
+        str(tmp_path / "made" / f"out.{to}"),
+    )
     assert list(READERS[to](tmp_path / "made" / f"out.{to}")) == RECORDS
     assert os.listdir(tmp_path / "made") == [f"out.{to}"]
 
@@ -208,7 +210,7 @@ def test_tfrecord_files_by_any_name_and_compressed(pack, name, tmp_path):
     tfrecord(tmp_path / "plain", RECORDS)
     (tmp_path / name).write_bytes(pack((tmp_path / "plain").read_bytes()))
     made = convert(tmp_path / name, tmp_path / "out.bag", shards=3)
-    assert [record for path in made for record in BagzDataSource(path)] == RECORDS
+    assert [record for path in made.files for record in BagzDataSource(path)] == RECORDS
 
 
 def test_a_format_that_the_name_does_not_say(tmp_path, monkeypatch, capsys):
@@ -232,7 +234,7 @@ def test_a_part_of_a_file(of, tmp_path):
         (tmp_path / f"in.{of}").write_bytes(gzip.compress((tmp_path / f"in.{of}").read_bytes()))
     sources = [f"{tmp_path}/in.{of}[30:130]", f"{tmp_path}/in.{of}", f"{tmp_path}/in.{of}[7:7]"]
     made = convert(sources, tmp_path / "out.bag", shards=3, workers=1)
-    assert [record for path in made for record in BagzDataSource(path)] == RECORDS[30:130] + RECORDS
+    assert [record for path in made.files for record in BagzDataSource(path)] == RECORDS[30:130] + RECORDS
     with pytest.raises(ValueError, match=rf"in\.{of} has 250 records, so it has no part \[5:251\]"):
         convert(f"{tmp_path}/in.{of}[5:251]", tmp_path / "out.bag")
 
@@ -275,7 +277,7 @@ UNGUARDED = """
     with open("runs", "a") as file:
         file.write("x")
 
-    print(convert("in.bag", "out.bag", shards=3, workers=2, overwrite=True))
+    print(convert("in.bag", "out.bag", shards=3, workers=2, overwrite=True).files)
     print(sum(len(BagzDataSource(f"out-0000{shard}-of-00003.bag")) for shard in range(3)))
     try:
         convert("in.bag", "out.parquet", source_format="array_record", shards=2, workers=2)
@@ -291,7 +293,7 @@ def test_a_plain_script_needs_no_guard_and_runs_once(tmp_path, monkeypatch):
     code, out, err = run_script(tmp_path, UNGUARDED)
     assert (code, err) == (0, "")
     made, count, error, runs = out.splitlines()
-    assert made == str([f"out-0000{shard}-of-00003.bag" for shard in range(3)])
+    assert made == str(tuple(f"out-0000{shard}-of-00003.bag" for shard in range(3)))
     assert (count, error, runs) == ("250", "DamagedFile", "x")
 
 
@@ -362,8 +364,8 @@ def test_targets_are_paths_of_any_form(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     bag(tmp_path / "in.bag", RECORDS)
-    assert convert("in.bag", f"file://{tmp_path}/one.bag") == [f"{tmp_path}/one.bag"]
-    assert convert("in.bag", "~/two.bag") == [f"{tmp_path}/home/two.bag"]
+    assert convert("in.bag", f"file://{tmp_path}/one.bag").files == (f"{tmp_path}/one.bag",)
+    assert convert("in.bag", "~/two.bag").files == (f"{tmp_path}/home/two.bag",)
     with pytest.raises(ValueError, match=r"https://...@host cannot be written: web servers accept no files"):
         convert("in.bag", "https://me:secret@host/x.bag")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "in.bag", "one.bag"]
@@ -476,8 +478,8 @@ def test_sets_of_bagz_files(tmp_path):
     assert list(BagzDataSource(tmp_path / "whole.bag")) == RECORDS
     with pytest.raises(ValueError, match=r"set@3\.bag is a name for reading several files"):
         convert(tmp_path / "in.bag", tmp_path / "set@3.bag")
-    os.unlink(made[1])
-    os.mkdir(made[1])
+    os.unlink(made.files[1])
+    os.mkdir(made.files[1])
     before = (tmp_path / "set-00000-of-00003.bag").read_bytes()
     with pytest.raises(IsADirectoryError, match=r"00001-of-00003\.bag is a folder"):
         convert(tmp_path / "whole.bag", tmp_path / "set.bag", shards=3, overwrite=True)
@@ -509,8 +511,8 @@ def test_the_formats_may_be_named_instead_of_shown_by_the_ending(tmp_path, capsy
     assert cli.main([*words, "bagz"]) == 0
     assert list(BagzDataSource(tmp_path / "out", compressed=True)) == RECORDS
     made = convert(tmp_path / "in", tmp_path / "x.other", source_format="tfrecord", format="bagz", shards=2, workers=1)
-    assert [os.path.basename(path) for path in made] == ["x-00000-of-00002.other", "x-00001-of-00002.other"]
-    assert list(BagzDataSource(made, compressed=True)) == RECORDS
+    assert [os.path.basename(path) for path in made.files] == ["x-00000-of-00002.other", "x-00001-of-00002.other"]
+    assert list(BagzDataSource(made.files, compressed=True)) == RECORDS
     with pytest.raises(ValueError, match=r"python needs an ending, such as python\.bagz: of several files each gets"):
         convert(tmp_path / "in", tmp_path / "python", source_format="tfrecord", format="bagz", shards=2)
     assert cli.main([*words, "zip"]) == 1

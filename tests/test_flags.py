@@ -61,7 +61,7 @@ def test_all_commands_on_stores_have_the_same_words():
         assert {"--storage-option", "--quiet"} <= flags, command
         assert not flags & {
             "--option",
-            "--target-storage-option",
+            "--target-option",
             "--at",
             "--step",
             "--count",

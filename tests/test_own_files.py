@@ -128,7 +128,7 @@ RECORDS = [random.Random(number).randbytes(number * 3) for number in range(40)]
 class EpisodeIndices:
     def __init__(self, folder):
         steps = {"observation": {"state": np.ones((3, 2), np.float32)}, "action": np.zeros((3, 2), np.float32)}
-        write_rlds(folder, "mine", {"train": [{"steps": steps}] * 4})
+        write_rlds({"train": [{"steps": steps}] * 4}, name="mine", data_dir=folder)
         self.builder = RLDSBuilder("mine", folder)
 
     def make(self, folder):

@@ -93,7 +93,7 @@ def test_a_pipeline_is_saved_and_read_back(tmp_path, format, kind):
     files = (ds.to_iter_dataset() if kind == "stream" else ds).save(
         tmp_path / "saved", format=format, shards=3, workers=options
     )
-    assert [os.path.basename(file) for file in files] == [f"part-0000{number}.{format}" for number in range(3)]
+    assert [os.path.basename(file) for file in files.files] == [f"part-0000{number}.{format}" for number in range(3)]
     source = bushel.sources.open(tmp_path / "saved")
     assert isinstance(source, SavedDataSource) and len(source) == 70
     assert same(list(MapDataset.source(source)), expected)
@@ -104,14 +104,14 @@ def test_a_pipeline_is_saved_and_read_back(tmp_path, format, kind):
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_empty_pipeline_is_saved(tmp_path, format):
-    assert MapDataset.range(0).save(tmp_path, format=format) == []
+    assert MapDataset.range(0).save(tmp_path, format=format).files == ()
     assert len(bushel.sources.open(tmp_path)) == 0
 
 
 def test_files_have_about_one_size_where_their_number_is_not_given(tmp_path, monkeypatch):
     monkeypatch.setattr("bushel.saving.SHARD_BYTES", 1000)
     files = MapDataset.range(50).filter(bool).map(lambda x: {"x": np.full(25, x)}).save(tmp_path)
-    assert len(files) == 10  # 49 elements of 209 bytes: five fill a file
+    assert len(files.files) == 10  # 49 elements of 209 bytes: five fill a file
     assert [element["x"][0] for element in MapDataset.source(bushel.sources.open(tmp_path))] == list(range(1, 50))
 
 
@@ -170,9 +170,9 @@ def test_a_run_that_was_killed_goes_on_in_another_process(tmp_path):
 def test_saving_again_does_nothing_and_another_pipeline_is_refused(tmp_path):
     ds = MapDataset.range(9)
     files = ds.save(tmp_path, shards=2)
-    changed = [os.stat(file).st_mtime_ns for file in files]
+    changed = [os.stat(file).st_mtime_ns for file in files.files]
     assert ds.save(tmp_path, shards=2) == files
-    assert [os.stat(file).st_mtime_ns for file in files] == changed
+    assert [os.stat(file).st_mtime_ns for file in files.files] == changed
     (tmp_path / "mine.txt").write_text("stays")
     with pytest.raises(
         FileExistsError, match="has elements of another pipeline, or of another format or number of shards"

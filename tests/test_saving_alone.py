@@ -25,7 +25,7 @@ def nested(number):
 
 def test_nested_elements_are_read_back_at_any_position(tmp_path):
     written = MapDataset.range(70).map(nested).save(tmp_path, shards=3)
-    assert [os.path.basename(path) for path in written] == [f"part-0000{number}.bag" for number in range(3)]
+    assert [os.path.basename(path) for path in written.files] == [f"part-0000{number}.bag" for number in range(3)]
     source = bushel.sources.open(tmp_path)
     assert len(source) == 70
     assert same(source.__getitems__([69, 0, 33, 0]), [nested(number) for number in (69, 0, 33, 0)])

@@ -485,7 +485,7 @@ def test_lance_checksums_and_conversion(places, caplog, tmp_path, monkeypatch):
             assert attempted(act, seen)
         seen.append(repr(sources.file_fingerprint([web, hush])))
         places.behave("ok")
-        assert sources.convert(web, tmp_path / "x.bag", storage_options=options) == [str(tmp_path / "x.bag")]
+        assert sources.convert(web, tmp_path / "x.bag", storage_options=options).files == (str(tmp_path / "x.bag"),)
         assert list(sources.BagzDataSource(tmp_path / "x.bag")) == RECORDS
 
 

@@ -24,7 +24,7 @@ VERSIONS = {
 
 GROUPS = {
     "Datasets and iterators": ["MapDataset", "IterDataset", "Dataset", "DatasetIterator", "ElasticIterator", "Column",
-                               "ElementOrigin", "Report", "explain_identity", "IdentityExplanation"],
+                               "ElementOrigin", "Report", "explain_identity", "IdentityExplanation", "Written"],
     "Options": ["DatasetOptions", "MultiprocessingOptions", "RayOptions", "ReadOptions", "WorkerOptions", "config"],
     "DataLoader": ["DataLoader", "DataLoaderIterator", "load", "IndexSampler", "Sampler", "SequentialSampler",
                    "ShardOptions", "ShardByJaxProcess", "NoSharding", "Record", "RecordMetadata"],

@@ -62,6 +62,7 @@ if _typing.TYPE_CHECKING:
     from bushel.base.transforms import Batch, Transformation
     from bushel.base.transforms import Map as MapTransform
     from bushel.base.transforms import RandomMap as RandomMapTransform
+    from bushel.base.written import Written
     from bushel.base_dataset import Dataset
     from bushel.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
     from bushel.data_loader import DataLoader, DataLoaderIterator, load
@@ -128,6 +129,7 @@ __all__ = [
     "WorkerDied",
     "WorkerOptions",
     "WorkerTimeout",
+    "Written",
     "__version__",
     "__version_info__",
     "checkpoint",
@@ -196,6 +198,7 @@ _ELSEWHERE = {
     "WorkerDied": "base.errors",
     "WorkerOptions": "base.options",
     "WorkerTimeout": "base.errors",
+    "Written": "base.written",
     "config": "base.config",
     "device_put": "device.loader_on_device",
     "explain_identity": "state.explanation",

@@ -20,6 +20,7 @@ from bushel.base.contract import optional
 from bushel.base.lazy import Lazy
 from bushel.base.options import MultiprocessingOptions, WorkerOptions
 from bushel.base.state_names import in_states
+from bushel.base.written import Written
 from bushel.graph import node, show, streams
 from bushel.graph.node import MapNode, Node
 from bushel.graph.streams import StreamNode
@@ -161,7 +162,7 @@ class Dataset(abc.ABC, Generic[T_co]):
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         trust_source: bool = False,
-    ) -> list[str]:
+    ) -> Written:
         """Writes all elements into files in a folder. `bushel.sources.open(folder)` reads the same elements back.
 
         Elements are trees of dicts, lists and tuples with arrays, numbers, texts and bytes, all with the same keys and
@@ -182,8 +183,8 @@ class Dataset(abc.ABC, Generic[T_co]):
         >>> import tempfile
         >>> from bushel import MapDataset
         >>> folder = tempfile.TemporaryDirectory()
-        >>> files = MapDataset.range(10).map(lambda x: {"x": x}).save(folder.name, shards=2)
-        >>> [os.path.basename(file) for file in files]
+        >>> written = MapDataset.range(10).map(lambda x: {"x": x}).save(folder.name, shards=2)
+        >>> [os.path.basename(file) for file in written.files]
         ['part-00000.bag', 'part-00001.bag']
         >>> folder.cleanup()
         """

@@ -680,8 +680,8 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
         Args:
           function: returns a number, a small array of one shape, or a flat dict of them.
-          cache_dir: a folder to save the column in, here or in a store ("s3://bucket/columns"), under the identity of the
-            pipeline and the function, with all data in memory. An interrupted computation continues where it was.
+          cache_dir: a folder to save the column in, here or in a store ("s3://bucket/columns"), under the identity of
+            the pipeline and the function, with all data in memory. An interrupted computation continues where it was.
           workers: the number of worker processes, or their options; by default one per core, if it takes longer than
             0.3 seconds. The values do not depend on the number of workers.
           vectorized: the function takes a tree of arrays with a leading axis and returns one value per element.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bushel.base.options import RayOptions, find_job_options, using_for_jobs
+from bushel.base.written import Written
 from bushel.engine.actors.executor import keeping_actors
 from bushel.graph.apply import Map
 from bushel.graph.leaves import Source
@@ -46,8 +47,8 @@ def convert(
     options: RayOptions | None = None,
     shards: int,
     **arguments: Any,
-) -> list[str]:
-    """Converts record files on a Ray cluster, as `bushel convert` does on one machine. Returns the files it has made.
+) -> Written:
+    """Converts record files on a Ray cluster, as `bushel convert` does on one machine.
 
     All machines must be able to read the sources and to write the target: both lie in a store, or on a shared disk.
 

@@ -18,6 +18,7 @@ from bushel.base.checks import is_endless
 from bushel.base.errors import DamagedFile, SavedByAnotherPipeline, writing
 from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options, read_workers
 from bushel.base.progress import Progress
+from bushel.base.written import Written
 from bushel.graph.streams import Ahead, StreamNode
 from bushel.iterator import PipelineIterator
 from bushel.sources import element_records, output_folders, record_writers
@@ -57,8 +58,8 @@ def save(
     overwrite: bool = False,
     storage_options: Options | None = None,
     trust_source: bool = False,
-) -> list[str]:
-    """Saves all elements of a stream; see `MapDataset.save`. Returns the paths of the files."""
+) -> Written:
+    """Saves all elements of a stream; see `MapDataset.save`."""
     if format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}; got {format!r}.")
     folder = output_folders.open_folder(path, storage_options)
@@ -79,13 +80,13 @@ def save(
     with PipelineIterator(Ahead(node, chosen)) as iterator:
         work = _Work(folder, format, _form(format, folder.address), identity)
         if not work.begin(overwrite=overwrite):
-            return work.paths()
+            return work.written()
         if work.state is not None:
             iterator.set_state(work.state)
         with Progress(f"saving {redact.base_name(folder.address)}", length, unit="elements") as progress:
             _write_all(iterator, work, per_shard, progress)
     work.finish()
-    return work.paths()
+    return work.written()
 
 
 def _write_all(iterator: PipelineIterator[Any], work: _Work, per_shard: int | None, progress: Progress) -> None:
@@ -104,6 +105,7 @@ def _write_all(iterator: PipelineIterator[Any], work: _Work, per_shard: int | No
                 progress.show(done + shard.count)
         done += shard.count
         work.keep(shard, iterator.get_state())
+    work.skipped = iterator.skipped
 
 
 class Writer(Protocol):
@@ -149,7 +151,7 @@ class Form(abc.ABC):
         """Opens a new file, whose first element will be `first`."""
 
     @abc.abstractmethod
-    def finish(self, folder: Folder, files: Files, identity: str) -> None:
+    def finish(self, folder: Folder, files: Files, identity: str, skipped: int) -> None:
         """Writes the files that make the folder readable. Readers look for the last of them."""
 
 
@@ -173,9 +175,9 @@ class _ElementForm(Form):
         compress = self._format != "bag"  # a TFRecord file is never compressed: one that is can only be read in order
         return _RecordFile(_RECORDS[self._format](path, compress), self.layout)
 
-    def finish(self, folder: Folder, files: Files, identity: str) -> None:
+    def finish(self, folder: Folder, files: Files, identity: str, skipped: int) -> None:
         layout = {"dict": {}} if self.layout is None else self.layout
-        made = Manifest(self._format, files.names, files.counts, layout, identity)
+        made = Manifest(self._format, files.names, files.counts, layout, identity, skipped)
         folder.write(MANIFEST, sealed.json_bytes(made.content()))
 
 
@@ -230,9 +232,11 @@ class _Work:
         self._folder, self._format, self._form, self._identity = folder, format, form, identity
         self.files = Files()
         self.state: Any = None
+        self.skipped = 0
 
-    def paths(self) -> list[str]:
-        return [self._folder.path(name) for name in self.files.names]
+    def written(self) -> Written:
+        files = tuple(self._folder.path(name) for name in self.files.names)
+        return Written(self._folder.address, files, sum(self.files.counts), self.skipped)
 
     def begin(self, *, overwrite: bool) -> bool:
         """Reads the state of the folder. Returns False if the folder already has all of these elements."""
@@ -246,7 +250,7 @@ class _Work:
         elif MANIFEST in ours:
             saved = Manifest.parse(self._folder.read(MANIFEST), self._folder.shown(MANIFEST))
             self._compare(saved.identity, saved.format)
-            self.files = Files(saved.files, saved.counts)
+            self.files, self.skipped = Files(saved.files, saved.counts), saved.skipped
             return False
         elif ours:
             return self._go_on(sealed.parse_json(self._folder.read(PROGRESS), self._folder.shown(PROGRESS)))
@@ -256,7 +260,7 @@ class _Work:
         self._compare(kept["identity"], kept["format"], interrupted=not kept.get("finished"))
         names, counts = kept["files"], kept["counts"]
         self.files = Files(tuple(names), tuple(counts), tuple(kept.get("sizes", [0] * len(names))))
-        self._form.layout, self.state = kept["layout"], kept["state"]
+        self._form.layout, self.state, self.skipped = kept["layout"], kept["state"], kept["skipped"]
         half = [name for name in self._folder.names() if name.startswith(".") and name.endswith(sealed.WRITING)]
         self._folder.remove(half)  # left by a run that was killed
         return not kept.get("finished")
@@ -317,13 +321,14 @@ class _Work:
             "sizes": self.files.sizes,
             "layout": self._form.layout,
             "state": self.state,
+            "skipped": self.skipped,
             "finished": finished,
         }
         self._folder.write(PROGRESS, sealed.json_bytes(kept))
 
     def finish(self) -> None:
         """Writes the files that make the folder readable. Unless one is `bushel.json`, `.saving.json` stays."""
-        self._form.finish(self._folder, self.files, self._identity)
+        self._form.finish(self._folder, self.files, self._identity, self.skipped)
         if self._form.belongs(MANIFEST):
             self._folder.remove([PROGRESS])
         else:

@@ -135,7 +135,7 @@ def test_saved_elements_are_the_same_files(actors, tmp_path):
     ds = bushel.MapDataset.range(300).map(lambda x: {"x": np.full(5, x)})
     here = ds.save(tmp_path / "here", format="bagz", shards=3, workers=bushel.MultiprocessingOptions())
     there = ds.save(tmp_path / "there", format="bagz", shards=3, workers=actors)
-    assert [Path(file).read_bytes() for file in there] == [Path(file).read_bytes() for file in here]
+    assert [Path(file).read_bytes() for file in there.files] == [Path(file).read_bytes() for file in here.files]
 
 
 def test_converted_files_are_the_same(actors, tmp_path):
@@ -149,7 +149,7 @@ def test_converted_files_are_the_same(actors, tmp_path):
         shards=5,
         progress=lambda done, of: seen.append(done),
     )
-    assert [Path(file).read_bytes() for file in there] == [Path(file).read_bytes() for file in here]
+    assert [Path(file).read_bytes() for file in there.files] == [Path(file).read_bytes() for file in here.files]
     assert seen[0] == 0 and seen[-1] == 1000 and len(seen) > 3
 
 
@@ -163,7 +163,7 @@ def test_the_command_converts_on_the_cluster(cluster, tmp_path, capsys):
         assert main(command) == 0
     assert "500 records" in capsys.readouterr().out
     there = sorted(tmp_path.glob("there-*"))
-    assert [path.read_bytes() for path in there] == [Path(file).read_bytes() for file in here]
+    assert [path.read_bytes() for path in there] == [Path(file).read_bytes() for file in here.files]
     assert main(["convert", str(lines), target, "--ray"]) == 1
     assert "--ray needs --shards" in capsys.readouterr().err
 
@@ -196,19 +196,19 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("to", ["rlds", "lerobot"])
 def test_converted_episodes_are_the_same_files(to, actors, arm, tmp_path, monkeypatch):
-    settings: dict[str, Any] = {"to": to, "fps": 10, "shards": 3, "progress": False}
+    settings: dict[str, Any] = {"format": to, "fps": 10, "shards": 3, "progress": False}
     with no_cluster():
         convert_episodes(arm, tmp_path / "here" / "arm", **settings)
     monkeypatch.chdir(arm.parent)
     monkeypatch.setattr(episode_conversion._Job, "run", run_by_nobody)  # in this process alone
     there = os.path.relpath(tmp_path / "there" / "arm")
     done = convert_episodes("arm", there, **settings)  # actors have other working directories
-    assert (done.episodes, done.frames) == (6, 45)
+    assert done.elements == 6
     expected = read_files(tmp_path / "here")
     assert len(expected) >= 5 and read_files(tmp_path / "there") == expected
     # A LeRobot data set with videos is a source, too; its tables of packets lie in the cache of this machine.
     if to == "lerobot":
-        again: dict[str, Any] = {"to": "rlds", "shards": 2, "progress": False}
+        again: dict[str, Any] = {"format": "rlds", "shards": 2, "progress": False}
         convert_episodes(tmp_path / "there" / "arm", tmp_path / "again" / "arm", **again)
         monkeypatch.undo()
         with no_cluster():
@@ -217,7 +217,7 @@ def test_converted_episodes_are_the_same_files(to, actors, arm, tmp_path, monkey
 
 
 def test_a_conversion_that_was_stopped_continues_on_the_cluster(actors, arm, tmp_path, monkeypatch):
-    settings: dict[str, Any] = {"to": "rlds", "shards": 6, "progress": False}
+    settings: dict[str, Any] = {"format": "rlds", "shards": 6, "progress": False}
     target = tmp_path / "there" / "arm"
     with no_cluster():
         convert_episodes(arm, tmp_path / "here" / "arm", **settings)
@@ -246,7 +246,7 @@ def test_the_command_converts_episodes_on_the_cluster(cluster, arm, tmp_path, ca
     with clusters.leaving_nothing():
         words = ["convert", str(arm), str(target), "--to", "rlds", "--ray", "--quiet"]
         assert main([*words, "--workers", "2", "--shards", "3"]) == 0
-    assert "6 episodes, 45 frames" in capsys.readouterr().out
+    assert "6 episodes in 5 files" in capsys.readouterr().out
     assert main(["convert", str(arm), str(tmp_path / "here" / "arm"), "--to", "rlds", "--shards", "3", "--quiet"]) == 0
     assert read_files(target) == read_files(tmp_path / "here" / "arm")
     capsys.readouterr()

@@ -29,7 +29,7 @@ def rlds(form):
         steps = [
             {"steps": {"action": np.random.default_rng(number).random((3_000, 8), np.float32)}} for number in range(9)
         ]
-        write_rlds(FOLDER, "mine", {"train": steps}, file_format=form, shards=3)
+        write_rlds({"train": steps}, name="mine", data_dir=FOLDER, file_format=form, shards=3)
 
     return write
 

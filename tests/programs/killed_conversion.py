@@ -102,7 +102,7 @@ def main(folder, ending, mode, step):
     for name in ("old", "new"):
         with open(f"{name}.txt", "w") as file:
             file.write("\n".join(f"{name} {number}" for number in range(COUNT)))
-    in_child(lambda: convert("new.txt", f"sample.{ending}", progress=False))
+    in_child(lambda: convert("new.txt", f"sample.{ending}", progress=False).files)
 
     def prepare():
         shutil.rmtree("target", ignore_errors=True)

@@ -102,7 +102,7 @@ def test_a_folder_that_is_not_completely_saved_is_refused(tmp_path):
 def test_splits(tmp_path):
     steps = {"action": np.zeros((3, 2), np.float32)}
     episodes = {"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]}
-    bushel.trajectory.write_rlds(tmp_path, "arm", episodes)
+    bushel.trajectory.write_rlds(episodes, name="arm", data_dir=tmp_path)
     for place in (tmp_path / "arm", tmp_path / "arm" / "1.0.0"):
         assert len(sources.open(place, split="train")) == 3 and len(sources.open(place, split="val")) == 1
         with pytest.raises(ValueError, match=r"has the splits 'train', 'val'\. .*`bushel\.sources\.open\(path, split="):

@@ -144,7 +144,7 @@ def test_saved_elements_are_those_on_disk_byte_for_byte(base, format, tmp_path):
     ds.save(here, format=format, shards=3)
     files = ds.save(there, format=format, shards=3)
     assert files_in(there) == files_in(here)
-    assert all(file.startswith(there) for file in files) and len(files) == 3
+    assert all(file.startswith(there) for file in files.files) and len(files.files) == 3
     assert same(list(MapDataset.source(bushel.sources.open(there))), list(MapDataset.source(bushel.sources.open(here))))
     if format != "rlds":  # of which texts come back as bytes
         assert same(list(MapDataset.source(bushel.sources.open(there))), list(ds))
@@ -160,16 +160,16 @@ def test_saved_elements_are_those_on_disk_byte_for_byte(base, format, tmp_path):
 @pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
 def test_an_rlds_data_set_is_that_on_disk_byte_for_byte(base, file_format, tmp_path):
     splits = {"train": [episode(n) for n in range(5)], "val": [episode(7)]}
-    write_rlds(tmp_path, "arm", splits, shards=2, file_format=file_format)
-    folder = write_rlds(base, "arm", splits, shards=2, file_format=file_format)
+    write_rlds(splits, name="arm", data_dir=tmp_path, shards=2, file_format=file_format)
+    folder = write_rlds(splits, name="arm", data_dir=base, shards=2, file_format=file_format).path
     assert folder == f"{base}/arm/1.0.0"
     assert files_in(base) == files_in(tmp_path)
     builder = RLDSBuilder("arm", base)
     assert len(builder.episodes("train")) == 5 and len(builder.episodes("val")) == 1
     with pytest.raises(FileExistsError, match="exists already"):
-        write_rlds(base, "arm", splits)
+        write_rlds(splits, name="arm", data_dir=base)
     with pytest.raises(ValueError, match="different leaves"):
-        write_rlds(base, "arm", {"train": [episode(1), {"steps": {"b": np.zeros(3)}}]}, version="2.0.0")
+        write_rlds({"train": [episode(1), {"steps": {"b": np.zeros(3)}}]}, name="arm", data_dir=base, version="2.0.0")
     assert files_in(base) == files_in(tmp_path)  # nothing of the second one is left
 
 
@@ -182,11 +182,11 @@ def test_converted_files_are_those_on_disk_byte_for_byte(base, ending, workers, 
     (tmp_path / "in.txt").write_text("".join(f"line {n}\n" for n in range(100)))
     here = convert(tmp_path / "in.txt", tmp_path / "out" / f"x.{ending}", shards=2, workers=workers)
     there = convert(tmp_path / "in.txt", f"{base}/x.{ending}", shards=2, workers=workers)
-    assert [path.rpartition("/")[2] for path in there] == [os.path.basename(path) for path in here]
+    assert [path.rpartition("/")[2] for path in there.files] == [os.path.basename(path) for path in here.files]
     assert files_in(base) == files_in(tmp_path / "out")
     with pytest.raises(FileExistsError, match="exists already"):
         convert(tmp_path / "in.txt", f"{base}/x.{ending}", shards=2, workers=1)
-    convert(there, f"{base}/x.{ending}", shards=2, workers=1, overwrite=True)  # from the store into it
+    convert(there.files, f"{base}/x.{ending}", shards=2, workers=1, overwrite=True)  # from the store into it
     assert files_in(base) == files_in(tmp_path / "out")
 
 
@@ -311,7 +311,7 @@ def test_statistics_are_the_files_on_disk_and_are_found_again(base, compat, tmp_
 
 @pytest.mark.parametrize("scheme", ["s3", "memory"])
 def test_an_index_of_episodes_and_checksums_lie_in_a_store(base):
-    write_rlds(base, "arm", {"train": [episode(n) for n in range(3)]})
+    write_rlds({"train": [episode(n) for n in range(3)]}, name="arm", data_dir=base)
     lengths = RLDSBuilder("arm", base).episodes("train").index(cache_dir=f"{base}/index").lengths()
     assert lengths.tolist() == [2, 3, 4]
     (name,) = output_folders.open_folder(f"{base}/index").names()
@@ -374,7 +374,7 @@ if what == "save":
 elif what == "save rlds":
     numbers.map(episode).save(base, format="rlds", shards=4)
 elif what == "write_rlds":
-    write_rlds(base, "arm", {"train": [episode(number) for number in range(40)]}, shards=4)
+    write_rlds({"train": [episode(number) for number in range(40)]}, name="arm", data_dir=base, shards=4)
 elif what == "convert":
     convert(os.path.join(os.path.dirname(__file__), "in.txt"), base + "/x.bag", shards=4, workers=1)
 elif what == "cache":
@@ -540,7 +540,7 @@ def write_with(what, base, options, tmp_path):
     elif what == "save rlds":
         numbered(3, episode).save(f"{base}/rlds", format="rlds", storage_options=options)
     elif what == "write_rlds":
-        write_rlds(base, "arm", {"train": [episode(1)]}, storage_options=options)
+        write_rlds({"train": [episode(1)]}, name="arm", data_dir=base, storage_options=options)
     elif what == "convert":
         convert(tmp_path / "in.txt", f"{base}/x.bag", target_storage_options=options)
     elif what == "convert in workers":

@@ -49,7 +49,9 @@ def prepared(request, tmp_path):
         "language_instruction": np.array(["go"] * 3, object),
         "is_first": np.array([True, False, False]),
     }
-    made = write_rlds(tmp_path, "mine", {"train": [{"steps": steps, "episode_metadata": {"file": "x"}}] * 3})
+    made = write_rlds(
+        {"train": [{"steps": steps, "episode_metadata": {"file": "x"}}] * 3}, name="mine", data_dir=tmp_path
+    ).path
     shutil.move(made, folder)
     return folder, read_rlds
 

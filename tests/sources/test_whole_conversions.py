@@ -408,8 +408,8 @@ def test_the_same_command_does_not_convert_again_what_is_complete(tmp_path, monk
     )
     monkeypatch.setattr(conversion, "_write_part", None)
     made = convert(tmp_path / "new.txt", tmp_path / "c.bag", shards=3, workers=1, progress=False)
-    assert texts(BagzDataSource(made)) == NEW
-    assert sorted(os.listdir(tmp_path)) == [*(os.path.basename(name) for name in made), "new.txt", "old.txt"]
+    assert texts(BagzDataSource(made.files)) == NEW
+    assert sorted(os.listdir(tmp_path)) == [*(os.path.basename(name) for name in made.files), "new.txt", "old.txt"]
 
 
 def test_another_conversion_completes_the_interrupted_one_first(tmp_path):

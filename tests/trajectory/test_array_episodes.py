@@ -240,7 +240,7 @@ def test_mixture_over_formats(tmp_path):
             language_instruction=np.array("push"),
         )
     steps = {"observation": {"state": rng.random((6, 3), np.float32)}, "action": rng.random((6, 4), np.float32)}
-    write_rlds(tmp_path, "tfds", {"train": [{"steps": steps}] * 2})
+    write_rlds({"train": [{"steps": steps}] * 2}, name="tfds", data_dir=tmp_path)
     common = {"data_dir": str(tmp_path), "train_split": "all", "proprio_obs_keys": {"arm": "state"}}
     datasets = [
         {"name": "arm", "kind": "robomimic", "weight": 4, "image_obs_keys": {"primary": "front_image"}, **common},

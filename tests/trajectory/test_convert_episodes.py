@@ -71,7 +71,7 @@ def episodes(lengths: tuple[int, ...] = LENGTHS) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def rlds(tmp_path: Path) -> Path:
-    write_rlds(tmp_path, "arm", {"train": episodes()[:3], "val": episodes()[3:]}, shards=2)
+    write_rlds({"train": episodes()[:3], "val": episodes()[3:]}, name="arm", data_dir=tmp_path, shards=2)
     return tmp_path / "arm"
 
 
@@ -96,7 +96,7 @@ def test_rlds_to_rlds(rlds, tmp_path, file_format, workers):
         workers=workers,
         progress=lambda done, of: shown.append((done, of)),
     )
-    assert (done.episodes, done.frames, done.left_out) == (4, 14, 0) and shown[-1] == (14, 14)
+    assert (done.elements, done.skipped) == (4, 0) and shown[-1] == (14, 14)
     builder = RLDSBuilder("robot", tmp_path / "new")
     assert builder.splits == {"train": 3, "val": 1} and builder.file_format == file_format
     for found, expected in zip(builder.episodes(), episodes()):
@@ -233,7 +233,7 @@ def test_hdf5_to_both(tmp_path):
         np.testing.assert_array_equal([row["observation.state"] for row in rows[7:19]], expected)
     reverse = {"reverse_jpeg_colors": True}
     done = convert_episodes(GOLDEN / "aloha_real_compressed", tmp_path / "aloha", format="rlds", format_options=reverse)
-    assert done.folder == str(tmp_path / "aloha" / "1.0.0")
+    assert done.path == str(tmp_path / "aloha" / "1.0.0")
     answers = np.load(GOLDEN / "aloha.expected.npz")
     (episode,) = RLDSBuilder("aloha", tmp_path).episodes()
     for camera in ("cam_high", "cam_left_wrist"):
@@ -284,7 +284,7 @@ def test_killed_and_continued(rlds, tmp_path, to, workers):
     assert done and not last.exists()
     ages = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.suffix in (".parquet", ".mp4")}
     shown: list[int] = []
-    arguments = {"to": to, "fps": 10, "shards": 4}
+    arguments: Any = {"format": to, "fps": 10, "shards": 4, "workers": 1}
     with pytest.raises(FileExistsError, match="a part of another conversion"):
         convert_episodes(rlds, target, **{**arguments, "drop": ["reward"]})
     convert_episodes(rlds, target, **arguments, progress=lambda done, of: shown.append(done))
@@ -334,7 +334,7 @@ def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
         done = {name for name in folder.names(deep=True) if "/shard-" in name}
         assert done and not folder.exists(last)
         shown: list[int] = []
-        arguments: dict[str, Any] = {"to": to, "fps": 10, "shards": 4}
+        arguments: dict[str, Any] = {"format": to, "fps": 10, "shards": 4}
         with pytest.raises(FileExistsError, match="a part of another conversion"):
             convert_episodes(rlds, target, **{**arguments, "drop": ["reward"]})
         convert_episodes(rlds, target, **arguments, progress=lambda done, of: shown.append(done))
@@ -391,7 +391,9 @@ def test_other_statements_are_another_conversion(rlds, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert_episodes(rlds, tmp_path / "new" / "arm", format="rlds", standardize_fn=first, shards=4, progress=stop)
+        convert_episodes(
+            rlds, tmp_path / "new" / "arm", format="rlds", standardize_fn=first, shards=4, workers=1, progress=stop
+        )
     with pytest.raises(FileExistsError, match="a part of another conversion"):
         convert_episodes(rlds, tmp_path / "new" / "arm", format="rlds", standardize_fn=STATEMENTS, shards=4)
     convert_episodes(rlds, tmp_path / "new" / "arm", format="rlds", standardize_fn=first, shards=4)
@@ -436,7 +438,7 @@ def test_reencode(rlds, tmp_path):
         reencode_videos(tmp_path / "one", tmp_path / "one" / "again")
     (tmp_path / "one" / "meta" / "info.json").write_text(json.dumps({**info, "fps": 11}))
     with pytest.raises(DamagedFile, match=r"file-000.mp4: frame 1 is shown at 0.1000 s"):
-        reencode_videos(tmp_path / "one", tmp_path / "three")
+        reencode_videos(tmp_path / "one", tmp_path / "three", workers=1)
 
 
 def test_truncated_video(rlds, tmp_path):
@@ -444,7 +446,7 @@ def test_truncated_video(rlds, tmp_path):
     (video, *_) = sorted((tmp_path / "one").rglob("*.mp4"))
     os.truncate(video, video.stat().st_size // 2)
     with pytest.raises(DamagedFile, match=r"file-000.mp4 is not a complete video"):
-        reencode_videos(tmp_path / "one", tmp_path / "two")
+        reencode_videos(tmp_path / "one", tmp_path / "two", workers=1)
 
 
 def test_verification_finds_what_differs(tmp_path):
@@ -472,7 +474,7 @@ def test_odd_data(tmp_path):
         image = np.zeros((length, 5, 7, 3), np.uint8)
         np.savez(folder / f"{number}.npz", image=image, action=np.zeros((length, 2)), note=np.array("x"))
     done = convert_episodes(folder, tmp_path / "lerobot", format="lerobot", fps=10)
-    assert (done.episodes, done.left_out) == (2, 1)
+    assert (done.elements, done.skipped) == (2, 1)
     info, found, rows = read_lerobot(tmp_path / "lerobot")
     assert info["features"]["observation.images.image"]["shape"] == [5, 7, 3] and rows[0]["observation.note"] == "x"
     assert [len(frames_of(tmp_path / "lerobot", info, "observation.images.image", one)) for one in found] == [2, 1]
@@ -496,7 +498,7 @@ def test_arguments(rlds, tmp_path, capsys):
         convert_episodes(rlds, tmp_path / "x", format="lerobot")
     with pytest.raises(ValueError, match="codec must be one of"):
         convert_episodes(rlds, tmp_path / "x", format="lerobot", fps=10, codec="vp9")
-    with pytest.raises(ValueError, match="to must be one of rlds, lerobot"):
+    with pytest.raises(ValueError, match="format must be one of rlds, lerobot"):
         convert_episodes(rlds, tmp_path / "x", format="zarr")
     with pytest.raises(ValueError, match="have no numbers 'gripper' for the state"):
         convert_episodes(rlds, tmp_path / "x", format="lerobot", fps=10, state_keys=["state", "gripper"])
@@ -509,7 +511,7 @@ def test_arguments(rlds, tmp_path, capsys):
         (tmp_path / "empty").mkdir()
         convert_episodes(tmp_path / "empty", tmp_path / "x", format="rlds")
     assert main(["convert", str(rlds), str(tmp_path / "new"), "--to", "rlds", "--workers", "1", "--quiet"]) == 0
-    assert capsys.readouterr().out.startswith("4 episodes, 14 frames in ")
+    assert capsys.readouterr().out.startswith("4 episodes in 4 files in ")
     assert sample_frames(50).tolist() == list(range(50)) and len(sample_frames(10_000)) == 1000
 
 
@@ -548,7 +550,7 @@ def test_into_a_store(rlds):
     pytest.importorskip("fsspec")
     done = convert_episodes(rlds, "memory://converted/arm", format="lerobot", fps=10)
     names = output_folders.open_folder("memory://converted/arm").names(deep=True)
-    assert done.episodes == 4 and "meta/info.json" in names and not any(".converting" in name for name in names)
+    assert done.elements == 4 and "meta/info.json" in names and not any(".converting" in name for name in names)
     content = output_folders.open_folder("memory://converted/arm").read(
         next(name for name in names if name.endswith(".mp4"))
     )

@@ -51,7 +51,7 @@ def write_tfds(folder: Path, episodes: list[Episode], file_format: Any = "tfreco
         steps = {"observation": {key: one[key] for key in ("image", "state") if key in one}, "action": one["action"]}
         steps["language_instruction"] = np.full(len(one["action"]), one.get("language", "").encode(), object)
         rows.append({"steps": steps})
-    write_rlds(folder, "arm", {"train": rows}, shards=len(rows), file_format=file_format)
+    write_rlds({"train": rows}, name="arm", data_dir=folder, shards=len(rows), file_format=file_format)
 
 
 def write_array_record(folder: Path, episodes: list[Episode]) -> None:

@@ -114,7 +114,7 @@ def test_a_function_before_the_transforms_is_called_once():
 
 def test_a_function_before_the_transforms_loses_nothing(tmp_path):
     steps = {"observation": {"state": np.ones((5, 2), np.float32)}, "action": np.ones((5, 3), np.float32)}
-    write_rlds(tmp_path, "arm", {"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]})
+    write_rlds({"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]}, name="arm", data_dir=tmp_path)
     goals = []
     for seed in (0, 1):
         for compat in (None, "crossformer"):

@@ -41,7 +41,7 @@ def written(folder: pathlib.Path, scale: float = 1.0) -> None:
     episodes = [episode(number, length) for number, length in enumerate(LENGTHS)]
     for one in episodes:
         one["steps"]["action"] *= scale
-    write_rlds(folder, "arm", {"train": episodes, "val": episodes[:1]})
+    write_rlds({"train": episodes, "val": episodes[:1]}, name="arm", data_dir=folder)
 
 
 @pytest.fixture
@@ -197,7 +197,9 @@ def noted(folder):
 def test_hints_for_threads_are_honoured_up_to_one_per_core(made, tmp_path, monkeypatch):
     folder = tmp_path / "processes"
     folder.mkdir()
-    write_rlds(tmp_path, "many", {"train": [episode(number, 3) for number in range(30)], "val": [episode(0, 3)]})
+    write_rlds(
+        {"train": [episode(number, 3) for number in range(30)], "val": [episode(0, 3)]}, name="many", data_dir=tmp_path
+    )
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     ds, _ = made(name="many", standardize_fn=noted(folder), num_parallel_calls=12)
     assert 1 <= len(list(folder.iterdir())) <= 2 and str(os.getpid()) not in os.listdir(folder)
@@ -358,7 +360,7 @@ def damaged(tmp_path, damage: str) -> None:
         del other["steps"]["observation"]["grip"]
     else:
         other["steps"]["action"] = other["steps"]["action"][:, :2]
-    folder = write_rlds(tmp_path, "other", {"train": [other]})
+    folder = write_rlds({"train": [other]}, name="other", data_dir=tmp_path).path
     (records[2],) = (bytes(record) for record in TFRecordDataSource(f"{folder}/*tfrecord*"))
     path.write_bytes(b"".join(frame_record(record, crc.get_checksum()) for record in records))
 

@@ -218,7 +218,7 @@ def test_a_split_for_validation_is_the_originals(train, cache, tmp_path):
         for one in raw
     ]
     splits = {name: [{"steps": steps[n]} for n in theirs[name == "train"]["eps"]] for name in ("train", "val")}
-    write_rlds(tmp_path, "synth_rlds_val", splits)
+    write_rlds(splits, name="synth_rlds_val", data_dir=tmp_path)
     for compat, counted in (("crossformer", 8), (None, 6)):  # statistics are made of all splits, or of the training one
         kwargs = {"name": "synth_rlds_val", "data_dir": str(tmp_path), "image_obs_keys": {}, "compat": compat}
         ds, found = made(cache, train=train, skip_norm=True, **kwargs)

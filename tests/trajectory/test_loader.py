@@ -385,7 +385,9 @@ def damaged(tmp_path_factory):
         images = np.array([png[:40] if frame in BAD else png for frame in frames], object)
         return {"steps": {"observation": {"image": images}, "action": np.array(frames, np.float32)[:, None]}}
 
-    write_rlds(folder, "arm", {"train": [episode(first) for first in (0, 10, 20, 30)], "val": [episode(0)]})
+    write_rlds(
+        {"train": [episode(first) for first in (0, 10, 20, 30)], "val": [episode(0)]}, name="arm", data_dir=folder
+    )
     arm = {"name": "arm", "data_dir": str(folder), "image_obs_keys": {"primary": "image"}, "skip_norm": True}
     return {
         "datasets": [{**arm, "cache_dir": str(folder / "cache")}],

@@ -28,7 +28,7 @@ def config(tmp_path_factory):
         for number, length in enumerate(LENGTHS):
             action = np.array([[1000 * robot + 100 * number + time, 0] for time in range(length)], np.float32)
             episodes.append({"steps": {"observation": {"state": action}, "action": action}})
-        write_rlds(folder, name, {"train": episodes, "val": episodes[:1]})
+        write_rlds({"train": episodes, "val": episodes[:1]}, name=name, data_dir=folder)
     own = {"data_dir": folder, "cache_dir": folder, "proprio_obs_keys": {"arm": "state"}, "skip_norm": True}
     return {"datasets": [{**own, "name": "arm", "weight": 3}, {**own, "name": "gripper"}], "batch_size": 8, "seed": 1}
 

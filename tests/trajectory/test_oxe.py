@@ -60,7 +60,7 @@ def data(tmp_path_factory):
             "gripper_closedness_action": np.linspace(-1, 1, 6, dtype=np.float32),
         },
     }
-    write_rlds(folder, "viola", {"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]})
+    write_rlds({"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]}, name="viola", data_dir=folder)
     return str(folder)
 
 
@@ -256,7 +256,7 @@ def write_own(folder, name="drawer"):
         "command": {"hand": np.ones((5, 6), np.float32), "gripper": np.full((5, 1), 1.5, np.float32)},
         "words": np.array([b"open"] * 5, object),
     }
-    write_rlds(folder, name, {"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]})
+    write_rlds({"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]}, name=name, data_dir=folder)
 
 
 def test_a_yaml_file_adds_a_data_set_to_a_mixture(data, tmp_path):
@@ -468,7 +468,7 @@ def write_bridge(folder, length=5, **changes):
             del inner[last]
         else:
             inner[last] = value
-    return write_rlds(folder, "bridge_dataset", {"train": [{"steps": steps}] * 2})
+    return write_rlds({"train": [{"steps": steps}] * 2}, name="bridge_dataset", data_dir=folder).path
 
 
 def test_a_missing_entry_is_named_with_the_data_set(tmp_path):
@@ -532,7 +532,9 @@ def test_an_episode_without_steps_is_left_out(tmp_path):
     episodes = [dict(episode) for episode in RLDSBuilder("bridge_dataset", tmp_path / "whole").episodes("all")]
     steps = {key: value for key, value in episodes[0].items() if key[0] != "_" and key != "traj_metadata"}
     empty = tree_map(lambda leaf: leaf[:0], steps)
-    write_rlds(tmp_path, "bridge_dataset", {"train": [{"steps": steps}, {"steps": empty}, {"steps": steps}]})
+    write_rlds(
+        {"train": [{"steps": steps}, {"steps": empty}, {"steps": steps}]}, name="bridge_dataset", data_dir=tmp_path
+    )
     assert len(read(tmp_path)[0]) == 2
 
 

@@ -34,8 +34,12 @@ def episode(length: int, width: int, camera: str) -> dict:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     where = str(tmp_path_factory.mktemp("robots"))
-    write_rlds(where, "arm", {"train": [episode(n, 3, "image") for n in (4, 5)], "val": [episode(3, 3, "image")]})
-    write_rlds(where, "rover", {"train": [episode(n, 2, "view") for n in (6, 7)], "val": [episode(3, 2, "view")]})
+    write_rlds(
+        {"train": [episode(n, 3, "image") for n in (4, 5)], "val": [episode(3, 3, "image")]}, name="arm", data_dir=where
+    )
+    write_rlds(
+        {"train": [episode(n, 2, "view") for n in (6, 7)], "val": [episode(3, 2, "view")]}, name="rover", data_dir=where
+    )
     return where
 
 
@@ -213,7 +217,7 @@ def test_one_folder_for_the_tables_of_all(folder, tmp_path):
 def test_data_sets_that_cannot_be_joined_draw_differently(tmp_path):
     steps = {"observation": {"state": np.zeros((40, 2), np.float32)}, "action": np.zeros((40, 2), np.float32)}
     for name in ("one", "other"):
-        write_rlds(tmp_path, name, {"train": [{"steps": steps}], "val": [{"steps": steps}]})
+        write_rlds({"train": [{"steps": steps}], "val": [{"steps": steps}]}, name=name, data_dir=tmp_path)
     own = {"override_traj_transform_kwargs": {"goal_relabeling_kwargs": {"max_goal_distance": 40}}}
     known = {"data_dir": tmp_path, "cache_dir": str(tmp_path), "proprio_obs_keys": {"arm": "state"}}
     ds = make_interleaved_dataset(
@@ -338,7 +342,7 @@ def test_arguments_that_cannot_be_are_told(folder, more, sentence):
 
 
 def test_a_data_set_without_validation_is_named(folder, tmp_path):
-    write_rlds(tmp_path, "tiny", {"train": [episode(4, 3, "image")]})
+    write_rlds({"train": [episode(4, 3, "image")]}, name="tiny", data_dir=tmp_path)
     tiny = arm(tmp_path, name="tiny")
     with pytest.raises(ValueError, match=r"Data set 'tiny': The split 'train.95%:.' names no episodes.*val_split"):
         make_interleaved_dataset([arm(folder), tiny], train=False)

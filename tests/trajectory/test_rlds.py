@@ -195,7 +195,7 @@ def test_what_was_written_is_read(episodes, shards, kind):
     with tempfile.TemporaryDirectory() as folder:
         half = len(episodes) // 2
         splits = {"train": episodes[half:]} | ({"val": episodes[:half]} if half else {})
-        write_rlds(folder, "mine", splits, shards=shards, file_format=kind)
+        write_rlds(splits, name="mine", data_dir=folder, shards=shards, file_format=kind)
         builder = RLDSBuilder("mine", folder)
         assert builder.splits == {split: len(rows) for split, rows in splits.items()}
         for split, rows in splits.items():
@@ -213,7 +213,7 @@ def test_what_was_written_is_read(episodes, shards, kind):
 @given(episodes=datasets(), kind=st.sampled_from(["tfrecord", "array_record"]))
 def test_a_frame_alone_is_the_frame_of_its_episode(episodes, kind):
     with tempfile.TemporaryDirectory() as folder:
-        write_rlds(folder, "mine", {"train": episodes}, shards=2, file_format=kind)
+        write_rlds({"train": episodes}, name="mine", data_dir=folder, shards=2, file_format=kind)
         found = RLDSBuilder("mine", folder).episodes("train[1:]+train[:1]" if len(episodes) > 1 else "train")
         found.index(progress=False, cache_dir=f"{folder}/cache")
         for path in found.image_paths:
@@ -228,14 +228,14 @@ def test_a_frame_alone_is_the_frame_of_its_episode(episodes, kind):
 def test_texts_of_any_kind_are_written_as_bytes(tmp_path):
     words = np.array(["go", "", "stop"])
     for name, kind in zip(("bytes", "text", "string"), ("S", "U", *STRING_DTYPES)):
-        write_rlds(tmp_path, name, {"train": [{"steps": {"words": words.astype(kind)}}]})
+        write_rlds({"train": [{"steps": {"words": words.astype(kind)}}]}, name=name, data_dir=tmp_path)
         (read,) = RLDSBuilder(name, tmp_path).episodes("train")
         assert read["words"].tolist() == [b"go", b"", b"stop"]
 
 
 def test_numbers_as_tfds_stores_them(tmp_path):
     steps = {"x": np.array([1 / 3, 2.0]), "big": np.array([2**64 - 1, 0], np.uint64), "t": np.array([["a", "b"]] * 2)}
-    write_rlds(tmp_path, "mine", {"train": [{"steps": steps}]})
+    write_rlds({"train": [{"steps": steps}]}, name="mine", data_dir=tmp_path)
     found = RLDSBuilder("mine", tmp_path).episodes()[0]
     assert found["x"].dtype == np.float64 and same(found["x"], np.float32([1 / 3, 2.0]).astype(np.float64))
     assert same(found["big"], steps["big"])
@@ -247,7 +247,7 @@ def test_images_that_are_encoded_stay_as_they_are(tmp_path):
     trajectory = golden.episodes()[1]
     observation = trajectory["observation"]
     steps = {"image": observation["image"], "depth": read_all(observation["depth"]), "action": trajectory["action"]}
-    folder = write_rlds(tmp_path, "mine", {"train": [{"steps": steps}]})
+    folder = write_rlds({"train": [{"steps": steps}]}, name="mine", data_dir=tmp_path).path
     found = RLDSBuilder("mine", tmp_path).episodes()[0]
     assert list(found["image"]) == list(observation["image"]) and list(found["depth"]) == list(observation["depth"])
     described = json.loads(Path(folder, "features.json").read_text())["featuresDict"]["features"]["steps"]
@@ -269,7 +269,7 @@ def test_image_formats(tmp_path):
     depth = np.arange(40 * 30, dtype=np.uint16).reshape(1, 40, 30, 1) * 50
     formats = {"observation/a": "jpeg"}
     steps = {"observation": {"a": scene, "b": scene, "depth": depth}}
-    write_rlds(tmp_path, "mine", {"train": [{"steps": steps}]}, image_format=formats)
+    write_rlds({"train": [{"steps": steps}]}, name="mine", data_dir=tmp_path, image_format=formats)
     found = RLDSBuilder("mine", tmp_path).episodes()[0]["observation"]
     assert bytes(found["a"][0])[:3] == b"\xff\xd8\xff"
     assert np.abs(decode_image(bytes(found["a"][0])).astype(int) - scene[0]).max() < 20
@@ -278,9 +278,9 @@ def test_image_formats(tmp_path):
     with pytest.raises(
         ValueError, match=r"image_format must be 'png' or 'jpeg', or one of them for each image, got 'gif'"
     ):
-        write_rlds(tmp_path, "other", {"train": [{"steps": steps}]}, image_format="gif")
+        write_rlds({"train": [{"steps": steps}]}, name="other", data_dir=tmp_path, image_format="gif")
     with pytest.raises(ValueError, match=r"uint16 of \[40, 30, 1\] cannot be a JPEG image. Choose 'png'."):
-        write_rlds(tmp_path, "other", {"train": [{"steps": steps}]}, image_format="jpeg")
+        write_rlds({"train": [{"steps": steps}]}, name="other", data_dir=tmp_path, image_format="jpeg")
     assert os.listdir(tmp_path) == ["mine"]
 
 
@@ -319,17 +319,17 @@ def ones(length, **more):
 def test_what_cannot_be_written_leaves_nothing(tmp_path, arguments, error, sentence):
     given = {"name": "mine", "splits": {"train": [ones(1)]}} | arguments
     with pytest.raises(error, match=sentence):
-        write_rlds(tmp_path, **given)
+        write_rlds(data_dir=tmp_path, **given)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_writer_takes_streams_and_replaces_nothing(tmp_path):
-    folder = write_rlds(tmp_path, "mine", {"train": (ones(length) for length in range(5))})
+    folder = write_rlds({"train": (ones(length) for length in range(5))}, name="mine", data_dir=tmp_path).path
     assert RLDSBuilder("mine", tmp_path).episodes().lengths().tolist() == list(range(5))
     with pytest.raises(FileExistsError, match=r"exists already. Remove it, or write another version"):
-        write_rlds(tmp_path, "mine", {"train": [ones(1)]})
-    write_rlds(tmp_path, "mine", {"train": [ones(1)]}, version="1.10.0", shards=9)
-    write_rlds(tmp_path, "mine", {"train": [ones(1)]}, version="1.9.0")
+        write_rlds({"train": [ones(1)]}, name="mine", data_dir=tmp_path)
+    write_rlds({"train": [ones(1)]}, name="mine", data_dir=tmp_path, version="1.10.0", shards=9)
+    write_rlds({"train": [ones(1)]}, name="mine", data_dir=tmp_path, version="1.9.0")
     assert RLDSBuilder("mine", tmp_path).version == "1.10.0"
     for name in ("mine:1.0.0", "mine/1.0.0"):
         assert RLDSBuilder(name, tmp_path).folder == folder
@@ -345,7 +345,7 @@ def test_a_writer_takes_streams_and_replaces_nothing(tmp_path):
 
 
 def test_configs(tmp_path):
-    folder = write_rlds(tmp_path / "made", "mine", {"train": [ones(1)]})
+    folder = write_rlds({"train": [ones(1)]}, name="mine", data_dir=tmp_path / "made").path
     shutil.copytree(folder, tmp_path / "mine" / "small" / "1.0.0")
     assert find_folder("mine", tmp_path) == find_folder("mine/small", tmp_path) == f"{tmp_path}/mine/small/1.0.0"
     shutil.copytree(folder, tmp_path / "mine" / "large" / "1.0.0")
@@ -383,8 +383,11 @@ def test_parts_of_a_split_are_all_of_it(shards, cut, data):
 
 def test_a_part_reads_the_files_it_needs(tmp_path):
     folder = write_rlds(
-        tmp_path, "mine", {"train": [ones(n) for n in range(10)], "val": [ones(n) for n in (20, 21)]}, shards=5
-    )
+        {"train": [ones(n) for n in range(10)], "val": [ones(n) for n in (20, 21)]},
+        name="mine",
+        data_dir=tmp_path,
+        shards=5,
+    ).path
     builder = RLDSBuilder("mine", tmp_path)
     for split, wanted in {
         "train[2:5]": [2, 3, 4],
@@ -444,7 +447,7 @@ def folder(tmp_path):
         }
         for length in (3, 5, 2, 4)
     ]
-    return Path(write_rlds(tmp_path / "data", "mine", {"train": episodes}, shards=2))
+    return Path(write_rlds({"train": episodes}, name="mine", data_dir=tmp_path / "data", shards=2).path)
 
 
 def counted(monkeypatch, kind, name):
@@ -486,7 +489,7 @@ def test_with_an_index_no_image_is_read(folder, monkeypatch):
 def test_a_changed_file_is_indexed_again(folder, tmp_path):
     builder = RLDSBuilder("mine", folder)
     assert builder.episodes().lengths().tolist() == [3, 5, 2, 4]
-    other = write_rlds(tmp_path / "other", "mine", {"train": [ones(7), ones(8)]}, shards=1)
+    other = write_rlds({"train": [ones(7), ones(8)]}, name="mine", data_dir=tmp_path / "other", shards=1).path
     image = builder.episodes()[0]["observation"]["image"][0]
     sent = pickle.dumps(image)
     encoded_images._opened.clear()
@@ -629,7 +632,12 @@ def test_handles(folder, monkeypatch):
 
 
 def test_handles_pickle_small(tmp_path):
-    write_rlds(tmp_path, "mine", {"train": [{"steps": {"image": np.zeros((9, 2, 2, 3), np.uint8)}}] * 60}, shards=60)
+    write_rlds(
+        {"train": [{"steps": {"image": np.zeros((9, 2, 2, 3), np.uint8)}}] * 60},
+        name="mine",
+        data_dir=tmp_path,
+        shards=60,
+    )
     images = RLDSBuilder("mine", tmp_path).episodes()[41]["image"]
     sent = pickle.dumps(images)
     assert len(sent) < 2000  # of one file, not of all sixty
@@ -640,7 +648,7 @@ def test_handles_pickle_small(tmp_path):
 
 @pytest.mark.parametrize("kind", ["tfrecord", "array_record"])
 def test_parts_that_are_not_there(tmp_path, kind):
-    write_rlds(tmp_path, "mine", {"train": [ones(3)]}, file_format=kind)
+    write_rlds({"train": [ones(3)]}, name="mine", data_dir=tmp_path, file_format=kind)
     parts = RLDSBuilder("mine", tmp_path).episodes().parts
     for start, size in ((0, 1 << 20), (-1, 2), (3, -1)):
         with pytest.raises(ValueError, match="bytes"):
@@ -650,7 +658,7 @@ def test_parts_that_are_not_there(tmp_path, kind):
 
 def test_records_of_chunked_files_are_kept(tmp_path, monkeypatch):
     episodes = [{"steps": {"image": np.full((4, 5, 5, 3), n, np.uint8)}} for n in range(6)]
-    write_rlds(tmp_path, "mine", {"train": episodes}, file_format="array_record")
+    write_rlds({"train": episodes}, name="mine", data_dir=tmp_path, file_format="array_record")
     found = RLDSBuilder("mine", tmp_path).episodes()
     places = found.frames("image")
     calls = counted(monkeypatch, type(found.parts.source), "__getitems__")
@@ -879,7 +887,7 @@ def test_what_is_written_is_read_by_tfds(tmp_path, kind):
         }
         for length in (2, 0, 3)
     ]
-    folder = write_rlds(tmp_path, "mine", {"train": episodes}, file_format=kind, shards=2)
+    folder = write_rlds({"train": episodes}, name="mine", data_dir=tmp_path, file_format=kind, shards=2).path
     theirs = tfds.builder_from_directory(folder)
     assert theirs.info.splits["train"].num_examples == 3
     if kind == "array_record":

@@ -62,12 +62,16 @@ def test_episodes_are_saved_and_read_back(tmp_path, shards, kind):
     if kind == "stream":
         ds = ds.to_iter_dataset()
     files = ds.save(tmp_path / "arm", format="rlds", shards=shards)
-    assert [os.path.basename(file) for file in files] == [f"arm-train.tfrecord-{n:05d}" for n in range(shards or 1)]
+    assert [os.path.basename(file) for file in files.files] == [
+        f"arm-train.tfrecord-{n:05d}" for n in range(shards or 1)
+    ]
     source = bushel.sources.open(tmp_path / "arm")
     assert isinstance(source, TFDSDataSource)
     check_episodes(source, 12)
     assert len(RLDSBuilder("arm", tmp_path / "arm").episodes("train")) == 12
-    folder = Path(write_rlds(tmp_path / "other", "arm", {"train": [episode(n) for n in range(12)]}, shards=3))
+    folder = Path(
+        write_rlds({"train": [episode(n) for n in range(12)]}, name="arm", data_dir=tmp_path / "other", shards=3).path
+    )
     assert records(tmp_path / "arm") == records(folder)
     assert (tmp_path / "arm" / "features.json").read_text() == (folder / "features.json").read_text()
     saved, written = (json.loads((path / "dataset_info.json").read_text()) for path in (tmp_path / "arm", folder))
@@ -97,7 +101,7 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_same_files(tmp_path_factor
     ds = MapDataset.range(12).map(fragile)
     with pytest.raises(RuntimeError, match="stopped"):
         ds.save(folder, format="rlds", shards=4)
-    with pytest.raises(ValueError, match=r"is a folder|does not know the format"):
+    with pytest.raises(ValueError, match=r"has files of `ds\.save`, but no|has no files"):
         bushel.sources.open(folder)
     alive = True
     ds.save(folder, format="rlds", shards=4)
@@ -112,9 +116,9 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_same_files(tmp_path_factor
 def test_saving_again_does_nothing_and_what_is_there_is_not_mixed(tmp_path):
     ds = MapDataset.range(4).map(episode)
     files = ds.save(tmp_path / "arm", format="rlds", shards=2)
-    changed = [os.stat(file).st_mtime_ns for file in files]
+    changed = [os.stat(file).st_mtime_ns for file in files.files]
     assert ds.save(tmp_path / "arm", format="rlds", shards=2) == files
-    assert [os.stat(file).st_mtime_ns for file in files] == changed
+    assert [os.stat(file).st_mtime_ns for file in files.files] == changed
     for other in (MapDataset.range(3).map(episode), MapDataset.range(4).map(lambda x: {"x": x})):
         with pytest.raises(
             FileExistsError, match="has elements of another pipeline, or of another format or number of shards"
@@ -129,7 +133,7 @@ def test_saving_again_does_nothing_and_what_is_there_is_not_mixed(tmp_path):
 
 
 def test_a_data_set_of_others_is_left_alone(tmp_path):
-    folder = write_rlds(tmp_path, "arm", {"train": [episode(1)], "val": [episode(2)]})
+    folder = write_rlds({"train": [episode(1)], "val": [episode(2)]}, name="arm", data_dir=tmp_path).path
     for overwrite in (False, True):
         with pytest.raises(FileExistsError, match="has a data set that `save` did not write"):
             MapDataset.range(4).map(episode).save(folder, format="rlds", overwrite=overwrite)

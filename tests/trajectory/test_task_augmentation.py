@@ -171,7 +171,7 @@ def written_config(folder, traj_transform_kwargs):
         "text": np.array(["lift"] * 5, object),
     }
     if not (folder / "mine").exists():
-        write_rlds(folder, "mine", {"train": [{"steps": steps}] * 4})
+        write_rlds({"train": [{"steps": steps}] * 4}, name="mine", data_dir=folder)
     own = {"name": "mine", "data_dir": str(folder), "train_split": "train", "cache_dir": str(folder)}
     return {"datasets": [{**own, "language_key": "text"}], "traj_transform_kwargs": traj_transform_kwargs}
 

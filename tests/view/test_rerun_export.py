@@ -47,7 +47,7 @@ def test_episodes_are_read_back(tmp_path, formats, kind):
     name, folder = formats[kind]
     source = open_episodes(name, folder, kind=kind).episodes("all")
     path = tmp_path / "arm.rrd"
-    assert to_rerun(MapDataset.source(source), path, elements=[0, 2]) == 2
+    assert to_rerun(MapDataset.source(source), path, elements=[0, 2]).elements == 2
     found = read(path)
     root = "/arm" if kind == "lerobot" else "/arm/all"
     entities = {entity.removeprefix(f"{root}/") for entity in found if entity.startswith(root)}
@@ -79,7 +79,7 @@ def test_samples_are_read_back_with_their_padding(tmp_path):
         batch_size=4,
     ).dataset
     path = tmp_path / "samples.rrd"
-    assert to_rerun(ds, path, elements=range(3)) == 12
+    assert to_rerun(ds, path, elements=range(3)).elements == 12
     found = read(path)
     sample = 0
     for index in range(3):
@@ -119,7 +119,7 @@ def test_depth_stays_depth(tmp_path):
     episode["observation"] = {"depth_primary": depth, "state": state(0, 0, 2)}
     path = tmp_path / "depth.rrd"
     write_robot(tmp_path / "data", "arm")
-    bushel.trajectory.write_rlds(str(tmp_path), "deep", {"train": [{"steps": episode}]})
+    bushel.trajectory.write_rlds({"train": [{"steps": episode}]}, name="deep", data_dir=str(tmp_path))
     to_rerun(MapDataset.source(open_episodes("deep", str(tmp_path)).episodes("all")), path)
     camera = next(part for entity, part in read(path).items() if entity.endswith("camera/depth_primary"))
     assert sorted(camera["DepthImage:buffer"]) == [0, 1]

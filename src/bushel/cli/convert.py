@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from bushel.base import redact
 from bushel.base.progress import Progress
+from bushel.base.written import Written
 from bushel.cli.parser import Commands, add_storage_option, parse_setting
 from bushel.cli.reencode import add_video_options
 
@@ -105,12 +106,12 @@ def _convert(options: argparse.Namespace) -> int:
             target_storage_options=target_storage_options,
             progress=bar.show,
         )
-    size = sum(file_access.open_file(path, target_storage_options).size for path in made)
-    print(f"{bar.total:,} records, {size / 1e6:,.1f} MB in {len(made)} {'file' if len(made) == 1 else 'files'}")
+    size = sum(file_access.open_file(path, target_storage_options).size for path in made.files)
+    print(f"{made.elements:,} records, {size / 1e6:,.1f} MB in {_count_files(made)}")
     return 0
 
 
-def _choose_converter(options: argparse.Namespace) -> Callable[..., list[str]]:
+def _choose_converter(options: argparse.Namespace) -> Callable[..., Written]:
     """What converts: processes of this machine, or actors of a Ray cluster."""
     if not options.ray:
         from bushel.sources.conversion import convert
@@ -178,6 +179,10 @@ def _convert_episodes(options: argparse.Namespace) -> int:
     )
     with _open_cluster(options):
         done = run()
-    left_out = f"; {done.left_out:,} episodes without steps are left out" if done.left_out else ""
-    print(f"{done.episodes:,} episodes, {done.frames:,} frames in {redact.show(done.folder)}{left_out}")
+    left_out = f"; {done.skipped:,} episodes without steps are left out" if done.skipped else ""
+    print(f"{done.elements:,} episodes in {_count_files(done)} in {redact.show(done.path)}{left_out}")
     return 0
+
+
+def _count_files(written: Written) -> str:
+    return f"{len(written.files):,} {'file' if len(written.files) == 1 else 'files'}"

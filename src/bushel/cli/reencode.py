@@ -48,7 +48,7 @@ def _reencode(options: argparse.Namespace) -> int:
     from bushel.trajectory.conversion import reencode_videos
 
     settings, given = dict(map(parse_setting, options.storage_option)), options.target_storage_option
-    count = reencode_videos(
+    written = reencode_videos(
         options.source,
         options.target,
         codec=options.codec,
@@ -60,5 +60,5 @@ def _reencode(options: argparse.Namespace) -> int:
         target_storage_options=settings if given is None else dict(map(parse_setting, given)),
         progress=not options.quiet,
     )
-    print(f"{count:,} videos in {redact.show(options.target)}")
+    print(f"{written.elements:,} videos in {redact.show(options.target)}")
     return 0

@@ -19,6 +19,7 @@ import numpy as np
 from bushel.base import checks, redact
 from bushel.base.errors import DamagedFile, writing
 from bushel.base.progress import Progress, Shown
+from bushel.base.written import Written
 from bushel.sources import (
     bagz,
     conversion_workers,
@@ -33,7 +34,7 @@ from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.bagz import BagzDataSource
 from bushel.sources.output_folders import Folder
 from bushel.sources.parquet_records import ParquetRecords
-from bushel.sources.paths import Options, Path, is_url
+from bushel.sources.paths import Options, Path, is_url, only_this_process_sees
 from bushel.sources.text_lines import LineDataSource
 from bushel.sources.tfrecord import TFRecordDataSource
 from bushel.sources.tfrecord_stream import TFRecordStream
@@ -237,8 +238,8 @@ def convert(
     target_storage_options: Options | None = None,
     progress: Shown = True,
     run_all: RunAll = conversion_workers.run_all,
-) -> list[str]:
-    """Converts record files to another format. The endings of the names say which formats. Returns the new paths.
+) -> Written:
+    """Converts record files to another format. The endings of the names say which formats.
 
     Args:
       sources: paths, patterns or URLs of ArrayRecord, TFRecord, Bagz, Parquet or text files, or "file[3:7]" for a part.
@@ -265,8 +266,8 @@ def convert(
     >>> folder = tempfile.mkdtemp()
     >>> with open(os.path.join(folder, "rows.jsonl"), "w") as file:
     ...     _ = file.write('{"x": 1}\\n{"x": 2}\\n')
-    >>> files = convert(os.path.join(folder, "rows.jsonl"), os.path.join(folder, "rows.array_record"))
-    >>> [os.path.basename(file) for file in files]
+    >>> written = convert(os.path.join(folder, "rows.jsonl"), os.path.join(folder, "rows.array_record"))
+    >>> [os.path.basename(file) for file in written.files]
     ['rows.array_record']
     """
     found = record_files.parse_shards(sources, storage_options)
@@ -280,7 +281,8 @@ def convert(
     if kind in ("bag", "bagz") and bagz.expand_shards(text, None) != [text]:
         raise ValueError(f"{shown} is a name for reading several files. Write the target without @, and pass shards.")
     shards = checks.positive(shards, "shards")
-    workers = _count_workers(workers, shards)
+    private = only_this_process_sees(target) or any(only_this_process_sees(path) for path, _, _ in found)
+    workers = _count_workers(1 if workers is None and private else workers, shards)
     names = _shard_names(text, shards)
     for name in names:
         if os.path.isdir(folder.path(name)):
@@ -295,13 +297,13 @@ def convert(
         check_old(shard_switch.find_shards(folder, text, names))
     ranges = _count_sources(found, reading)
     identity = _identify(ranges, reading, names)
-    made = [folder.path(name) for name in names]
+    total = sum(piece.high - piece.low for piece in ranges)
+    made = Written(folder.path(text), tuple(folder.path(name) for name in names), total)
     if interrupted is not None:
         shard_switch.finish(folder, text)
         if interrupted.identity == identity:  # an earlier run of the same command was killed after it had done the work
             return made
         check_old(shard_switch.find_shards(folder, text, names))
-    total = sum(piece.high - piece.low for piece in ranges)
     bounds = np.linspace(0, total, shards + 1).astype(int).tolist()
     mark = shard_journals.make_mark()
     with shard_switch.discarding(folder, names, mark), folder.drafting():

@@ -53,6 +53,11 @@ def normalize_path(path: Path) -> str:
     return text[: found.end()].lower() + text[found.end() :] if found else text
 
 
+def only_this_process_sees(path: Path) -> bool:
+    """Whether a path lies in the memory of this process, so that worker processes can neither read nor write it."""
+    return os.fspath(path).lower().startswith("memory://")
+
+
 def paths_type_error(given: Any) -> TypeError:
     """The error to raise for an argument that is neither a path nor a list of paths."""
     what = redact.clean(repr(given))

@@ -35,6 +35,8 @@ class Manifest:
     layout: Layout
     identity: str = ""
     """A digest of the pipeline that made the elements."""
+    skipped: int = 0
+    """How many elements failed and were left out."""
 
     def content(self) -> dict[str, Any]:
         """The manifest as plain data. The caller writes it with a checksum."""
@@ -43,7 +45,8 @@ class Manifest:
     @staticmethod
     def parse(data: bytes, where: str) -> Manifest:
         """Parses and checks a manifest that was read from `where`. A manifest written by hand may lack a checksum."""
-        match sealed.parse_json(data, where, needs_checksum=False):
+        content = sealed.parse_json(data, where, needs_checksum=False)
+        match content:
             case {
                 "version": int(version),
                 "format": str(kind),
@@ -62,11 +65,13 @@ class Manifest:
                 raise DamagedFile(f"{where} names the file {name!r}, which does not lie in its folder.")
         if len(counts) != len(files) or any(type(count) is not int or count < 0 for count in counts):
             raise DamagedFile(f"{where} names {len(files)} files, but its counts are {counts}.")
+        skipped = content.get("skipped", 0)  # a manifest written by hand may lack it
+        if type(skipped) is not int or skipped < 0:
+            raise DamagedFile(f"{where} says that {skipped!r} elements were skipped.")
         if kind not in SOURCES:
             raise DamagedFile(f"{where} has files of format {kind!r}; there are {', '.join(SOURCES)}.")
-        return Manifest(
-            kind, tuple(files), tuple(counts), element_records.check_layout(layout, f"layout in {where}"), identity
-        )
+        layout = element_records.check_layout(layout, f"layout in {where}")
+        return Manifest(kind, tuple(files), tuple(counts), layout, identity, skipped)
 
 
 def _open_array_record(paths: list[str], options: Any) -> Any:

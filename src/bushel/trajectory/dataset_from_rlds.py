@@ -290,7 +290,7 @@ def make_dataset_from_rlds(
     >>> from bushel.trajectory import write_rlds
     >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = write_rlds(folder, "mine", {"train": [{"steps": steps}] * 4})
+    ...     _ = write_rlds({"train": [{"steps": steps}] * 4}, name="mine", data_dir=folder)
     ...     keys = {"proprio_obs_keys": {"arm": "state"}, "train_split": "train"}
     ...     ds, statistics = make_dataset_from_rlds("mine", folder, train=True, cache_dir=folder, **keys)
     ...     next(ds.iterator())["observation"]["proprio_arm"].shape, statistics["num_transitions"]

@@ -49,7 +49,7 @@ def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> Tr
     >>> from bushel.trajectory import write_rlds
     >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = write_rlds(folder, "mine", {"train": [{"steps": steps}] * 4})
+    ...     _ = write_rlds({"train": [{"steps": steps}] * 4}, name="mine", data_dir=folder)
     ...     own = {"name": "mine", "data_dir": folder, "train_split": "train", "cache_dir": folder}
     ...     ds = get_dataset({"datasets": [own], "batch_size": 4})
     ...     next(ds.iterator())["action"].shape
@@ -125,7 +125,7 @@ def get_dataloader(
     >>> from bushel.trajectory.rlds.writer import write_rlds
     >>> steps = {"observation": {"state": np.zeros((20, 3), np.float32)}, "action": np.zeros((20, 2), np.float32)}
     >>> folder = tempfile.TemporaryDirectory()
-    >>> _ = write_rlds(folder.name, "arm", {"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]})
+    >>> _ = write_rlds({"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]}, name="arm", data_dir=folder.name)
     >>> config = {"name": "arm", "data_dir": folder.name, "proprio_obs_keys": {"arm": "state"}}
     >>> loader = get_dataloader(config, batch_size=8, traj_transform_kwargs={"window_size": 2, "action_horizon": 4})
     >>> with iter(loader) as batches:

@@ -49,7 +49,7 @@ def make_single_dataset(
     >>> from bushel.trajectory import write_rlds
     >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = write_rlds(folder, "mine", {"train": [{"steps": steps}] * 4})
+    ...     _ = write_rlds({"train": [{"steps": steps}] * 4}, name="mine", data_dir=folder)
     ...     own = {"name": "mine", "data_dir": folder, "train_split": "train", "cache_dir": folder}
     ...     ds = make_single_dataset(own, train=True, traj_transform_kwargs={"window_size": 2, "action_horizon": 3})
     ...     len(ds.flatten()), next(ds.flatten().iterator())["action"].shape
@@ -125,7 +125,7 @@ def make_interleaved_dataset(
     >>> from bushel.trajectory import write_rlds
     >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = write_rlds(folder, "mine", {"train": [{"steps": steps}] * 4})
+    ...     _ = write_rlds({"train": [{"steps": steps}] * 4}, name="mine", data_dir=folder)
     ...     own = {"name": "mine", "data_dir": folder, "train_split": "train"}
     ...     ds = make_interleaved_dataset([own], train=True, batch_size=8, cache_dir=folder)
     ...     next(ds.iterator())["action"].shape

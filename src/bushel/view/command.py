@@ -56,8 +56,8 @@ def _export(session: Session, options: argparse.Namespace) -> int:
     path = options.rerun or f"{os.path.basename(options.target.rstrip('/')).partition(':')[0]}.rrd"
     elements = None if options.limit is None else range(session.start, session.start + options.limit)
     try:
-        count = to_rerun(session, path, elements=elements)
+        written = to_rerun(session, path, elements=elements)
     finally:
         session.close()
-    print(f"{count:,} elements in {path}. `rerun {path}` shows them.")
+    print(f"{written.elements:,} elements in {path}. `rerun {path}` shows them.")
     return 0

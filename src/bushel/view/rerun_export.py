@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks
+from bushel.base.written import Written
 from bushel.display import media
 from bushel.sources.optional_packages import import_package
 from bushel.trajectory.encoded_images import Encoded, read_all
@@ -46,15 +47,15 @@ def to_rerun(
     split: str | None = None,
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
-) -> int:
-    """Writes robot data into a file for the Rerun viewer, and returns how many elements it has. Needs extra `rerun`.
+) -> Written:
+    """Writes robot data into a file for the Rerun viewer. This needs the extra `rerun`.
 
     Elements that are whole episodes are shown over their steps: cameras, actions, proprioception and instruction, each
     episode with views of its own. Elements that are samples are shown in their order: the window of each camera, the
     goals, the chunk of actions, and where it is padding. Images that are stored as PNG or JPEG are not encoded again;
     others become PNG, without loss.
 
-    >>> bushel.view.to_rerun("data/arm", "arm.rrd", elements=range(3))  # doctest: +SKIP
+    >>> bushel.view.to_rerun("data/arm", "arm.rrd", elements=range(3)).elements  # doctest: +SKIP
     3
 
     Args:
@@ -75,7 +76,7 @@ def to_rerun(
         target if isinstance(target, Session) else open_session(target, split=split, storage_options=storage_options)
     )
     try:
-        return export_session(session, name, elements)
+        return Written(name, (name,), export_session(session, name, elements))
     finally:
         if session is not target:
             session.close()

@@ -23,6 +23,7 @@ from bushel.base import checks, redact, sealed
 from bushel.base.errors import DamagedFile
 from bushel.base.options import RayOptions, find_job_options
 from bushel.base.progress import Progress, Shown
+from bushel.base.written import Written
 from bushel.sources import conversion_workers, output_folders, paths
 from bushel.sources.conversion import RunAll
 from bushel.sources.output_folders import Folder
@@ -48,23 +49,6 @@ _FRAMES_PER_SHARD = 50_000
 Format = Literal["rlds", "lerobot"]
 FORMATS = ("rlds", "lerobot")
 """What can be written."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Conversion:
-    """What a conversion has made.
-
-    Attributes:
-      folder: the folder of the data set.
-      episodes: the number of episodes.
-      frames: the number of frames.
-      left_out: the number of episodes without steps, which are left out.
-    """
-
-    folder: str
-    episodes: int
-    frames: int
-    left_out: int
 
 
 def convert_episodes(
@@ -93,8 +77,10 @@ def convert_episodes(
     target_storage_options: Options | None = None,
     format_options: Mapping[str, Any] | None = None,
     progress: Shown = True,
-) -> Conversion:
+) -> Written:
     """Converts a data set of episodes. A run after a kill, with the same arguments, continues it.
+
+    `skipped` of the answer is the number of episodes without steps, which are left out.
 
     Inside a `bushel.ray.jobs_on_cluster` block actors of the cluster write the shards. The files are the same as those
     of one machine with as many shards. All machines must be able to read the source and to write the target.
@@ -132,11 +118,14 @@ def convert_episodes(
     >>> folder = tempfile.mkdtemp()
     >>> os.mkdir(f"{folder}/mine")
     >>> np.savez(f"{folder}/mine/0.npz", state=np.zeros((5, 3)), action=np.zeros((5, 2)))
-    >>> done = convert_episodes(f"{folder}/mine", f"{folder}/rlds/mine", format="rlds")
-    >>> done.episodes, done.frames
-    (1, 5)
+    >>> written = convert_episodes(f"{folder}/mine", f"{folder}/rlds/mine", format="rlds")
+    >>> written.elements
+    1
     """
-    workers = (os.cpu_count() or 1) if workers is None else checks.positive(workers, "workers")
+    if workers is None:
+        private = any(map(paths.only_this_process_sees, (source, target)))
+        workers = 1 if private else os.cpu_count() or 1
+    workers = checks.positive(workers, "workers")
     cluster = _find_cluster()
     if cluster is not None:
         if shards is None:
@@ -152,13 +141,13 @@ def convert_episodes(
     )
     refuse_same(paths.expand_path(source), folder)
     if format == "rlds":
-        written: Target = RLDSTarget(folder.address, file_format, image_format)
+        made: Target = RLDSTarget(folder.address, file_format, image_format)
     elif format == "lerobot":
         rate = fps or builder.fps
         if rate is None:
             raise ValueError(f"{builder.name} does not say how many steps a second has. Pass fps (--fps).")
         encoding = None if codec is None else Encoding(codec, key_frame_interval, crf)
-        written = LeRobotTarget(rate, encoding, task, robot_type)
+        made = LeRobotTarget(rate, encoding, task, robot_type)
     else:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}; got {format!r}.")
     function = None if standardize_fn is None else load_standardization(standardize_fn)
@@ -166,24 +155,25 @@ def convert_episodes(
     code = "" if standardize_fn is None else identify_standardization(standardize_fn)
     positions = {name: part.tolist() for name, part in splits.items()}
     content = [builder.episodes("all").fingerprint(), positions, code, list(drop), list(state_keys)]
-    identity = whole_digest([content, written.settings(), shards])
-    _begin(folder, written, identity, overwrite)
+    identity = whole_digest([content, made.settings(), shards])
+    _begin(folder, made, identity, overwrite)
 
     def build() -> tuple[Episodes, dict[str, int]]:
         table, counts = build_table(builder, splits, function, drop, workers)
-        return written.prepare(concatenate_state(table, state_keys)), counts
+        return made.prepare(concatenate_state(table, state_keys)), counts
 
     with _working_folder(folder) as work:
         table, counts = _load_or_build(work, builder.episodes("all").parts, build)
         planned = _plan_shards(table, counts, shards, builder.episodes("all"))
         title = f"converting to {redact.base_name(os.fspath(target))}"
         with Progress(title, table.frames, unit="frames", shown=progress) as bar:
-            _run(table, planned, written, folder, workers, verify, bar, cluster)
+            _run(table, planned, made, folder, workers, verify, bar, cluster)
         facts = [_read_facts(shard, folder) for shard in planned]
-        written.finish(table, planned, facts, folder)
+        made.finish(table, planned, facts, folder)
         left_out = sum(map(len, splits.values())) - len(table)
     _remove_work(folder)
-    return Conversion(folder.address, len(table), table.frames, left_out)
+    files = tuple(folder.path(name) for name in folder.names(deep=True) if made.belongs(name))
+    return Written(folder.address, files, len(table), left_out)
 
 
 def _find_cluster() -> RunAll | None:

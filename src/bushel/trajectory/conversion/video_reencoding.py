@@ -13,6 +13,7 @@ import numpy as np
 from bushel.base import checks, redact, sealed
 from bushel.base.errors import DamagedFile
 from bushel.base.progress import Progress, Shown
+from bushel.base.written import Written
 from bushel.sources import conversion_workers, file_access, output_folders, paths
 from bushel.sources.output_folders import Folder
 from bushel.sources.paths import Options, Path
@@ -38,8 +39,8 @@ def reencode_videos(
     storage_options: Options | None = None,
     target_storage_options: Options | None = None,
     progress: Shown = True,
-) -> int:
-    """Copies a LeRobot folder, v2.1 or v3.0, with videos encoded anew. Returns the number of videos.
+) -> Written:
+    """Copies a LeRobot folder, v2.1 or v3.0, with videos encoded anew. `elements` of the answer are the videos.
 
     A file with few key frames is slow to read at random: each frame costs as much as all frames since the key frame
     before it. Rows, tasks and times of frames stay as they are. A run after a kill, with the same arguments, continues.
@@ -86,7 +87,10 @@ def reencode_videos(
         there.drafting(),
     ):
         bar.show(done)
-        workers = (os.cpu_count() or 1) if workers is None else checks.positive(workers, "workers")
+        if workers is None:
+            private = any(map(paths.only_this_process_sees, (source, target)))
+            workers = 1 if private else os.cpu_count() or 1
+        workers = checks.positive(workers, "workers")
         if workers > 1 and len(jobs) > 1:
             conversion_workers.run_all(jobs, workers, lambda more: bar.show(done + more))
         else:
@@ -106,7 +110,7 @@ def reencode_videos(
                 known["video.crf"] = crf
     there.write(INFO, json.dumps(info, indent=4).encode())
     there.remove(sorted((name for name in there.names(deep=True) if name.startswith(_WORK)), key=_PLAN.__eq__))
-    return len(videos)
+    return Written(there.address, tuple(map(there.path, names)), len(videos))
 
 
 def _begin(folder: Folder, identity: str) -> None:

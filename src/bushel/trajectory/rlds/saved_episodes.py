@@ -61,7 +61,7 @@ class _Episodes(Form):
     def open(self, path: str, first: Any) -> _EpisodeFile:
         return _EpisodeFile(TFRecordWriter(path, compress=False), self._columns)
 
-    def finish(self, folder: Folder, files: Files, identity: str) -> None:
+    def finish(self, folder: Folder, files: Files, identity: str, skipped: int) -> None:
         if not files.names:
             raise ValueError("The pipeline has no episodes, but an RLDS data set needs at least one.")
         split = split_entry(SPLIT, _TEMPLATE, files.counts, sum(files.sizes))

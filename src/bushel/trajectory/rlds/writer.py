@@ -17,7 +17,9 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import writing
+from bushel.base.hints import explains_arguments
 from bushel.base.progress import Progress
+from bushel.base.written import Written
 from bushel.sources import output_folders
 from bushel.sources.output_folders import Folder
 from bushel.sources.paths import Options, Path, normalize_path
@@ -33,18 +35,19 @@ FEATURES, INFO = "features.json", "dataset_info.json"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
+@explains_arguments('Write `write_rlds({"train": episodes}, name="arm", data_dir="data")`.')
 def write_rlds(
-    data_dir: Path,
-    name: str,
     splits: Mapping[str, Iterable[Mapping[str, Any]]],
     *,
+    name: str,
+    data_dir: Path,
     version: str = "1.0.0",
     shards: int = 1,
     file_format: Literal["tfrecord", "array_record"] = "tfrecord",
     image_format: ImageFormat | Mapping[str, ImageFormat] = "png",
     storage_options: Options | None = None,
-) -> str:
-    """Writes episodes as an RLDS data set that `RLDSBuilder` and TFDS read. Returns its folder.
+) -> Written:
+    """Writes episodes as an RLDS data set that `RLDSBuilder` and TFDS read.
 
     An episode is `{"steps": tree, "episode_metadata": tree}`, and may have more entries. The arrays in `steps` have a
     leading axis of steps. All episodes have the same leaves. Numbers are stored as TFDS stores them: float64 with the
@@ -57,11 +60,11 @@ def write_rlds(
     removed when the same data set is written again. Let only one process write to an address: a store has no locks.
 
     Args:
+      splits: the episodes of each split. With several shards, a split must have a length.
+      name: the name of the data set: letters, digits and underscores.
       data_dir: a local folder, or an address such as "s3://bucket/data". The data set is written to
         data_dir/name/version. A file for a store is first written to the folder for temporary files, which needs room
         for one shard.
-      name: the name of the data set: letters, digits and underscores.
-      splits: the episodes of each split. With several shards, a split must have a length.
       version: three numbers, such as "1.0.0".
       shards: the number of files for each split, with consecutive episodes; at most the number of episodes.
       file_format: "tfrecord", from which single frames can be read, or "array_record", from which only whole episodes
@@ -73,7 +76,7 @@ def write_rlds(
     >>> from bushel.trajectory.rlds import RLDSBuilder
     >>> episode = {"steps": {"action": np.zeros((5, 2), np.float32)}, "episode_metadata": {"success": True}}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = write_rlds(folder, "mine", {"train": [episode, episode]})
+    ...     _ = write_rlds({"train": [episode, episode]}, name="mine", data_dir=folder)
     ...     RLDSBuilder("mine", folder)
     RLDSBuilder(mine 1.0.0; train: 2)
     """
@@ -93,7 +96,8 @@ def write_rlds(
             _written(filled, name, split, episodes, shards, file_format, columns) for split, episodes in splits.items()
         ]
         write_info(filled, columns, {"fileFormat": file_format, "name": name, "splits": entries, "version": version})
-    return folder.address
+    files = tuple(map(folder.path, filter(belongs, folder.names())))
+    return Written(folder.address, files, sum(int(count) for entry in entries for count in entry["shardLengths"]))
 
 
 def write_info(folder: Folder, columns: EpisodeEncoder, info: Mapping[str, Any]) -> None:
