@@ -15,7 +15,7 @@ from bushel.iterator import DatasetIterator, ThreadPrefetchDatasetIterator
 
 
 @overload
-def device_put(  # pyright: ignore[reportOverlappingOverload]
+def device_put(
     ds: MapDataset[Any] | IterDataset[Any],
     device: Any = None,
     *,
@@ -61,7 +61,7 @@ def device_put(
 
 
 @overload
-def device_put_like_grain(  # pyright: ignore[reportOverlappingOverload]
+def device_put_like_grain(
     ds: IterDataset[Any], device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
 ) -> IterDataset[Any]: ...
 
