@@ -1,6 +1,9 @@
 """Digests for the names of files in a cache: no element is left out, and functions count with what they read."""
 
+import collections
+import copy
 import importlib
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -296,3 +299,22 @@ def test_it_is_the_same_in_every_process():
         )
         found.add(run.stdout)
     assert len(found) == 1
+
+
+ALIKE = [
+    *(1, True, 1.0, 1 + 0j, "1", b"1", bytearray(b"1")),
+    *(np.int64(1), np.int32(1), np.float64(1), np.array(1), np.array([1])),
+    *(0.0, -0.0, 0, False, None, "", b"", (), [], {}, set(), frozenset()),
+    *(collections.OrderedDict(), collections.deque(), collections.deque([1]), collections.deque([1], 3), [3, [1]]),
+    *([1], (1,), {1}, frozenset({1}), {1: 1}, {True: 1}, {1: True}, [[1]], [(1,)], ([1],), range(1), slice(1)),
+    *("a", b"a", bytearray(b"a"), pathlib.PurePosixPath("a"), ["a"]),
+    *(np.array("a"), np.array(["a"]), np.array(["a"], object)),
+    *(float("nan"), "nan", 10**5000, 10**5000 + 1, str(10**100), 10**100),
+    *([1] * 500, [1] * 499 + [True], [1] * 499 + [1.0], np.ones(2), np.ones((2, 1)), np.ones(2, "f4")),
+]  # fmt: skip
+
+
+def test_values_that_are_alike_have_digests_of_their_own():
+    digests = [digest(value) for value in ALIKE]
+    assert len(set(digests)) == len(ALIKE)
+    assert [digest(copy.deepcopy(value)) for value in ALIKE] == digests

@@ -291,7 +291,7 @@ class _Reader:
         elif value is None or kind in (bool, float, complex, str):
             _put(sink, kind.__name__, repr(value))
         elif kind in (bytes, bytearray):
-            _put(sink, "bytes", bytes(value))
+            _put(sink, kind.__name__, bytes(value))
         elif _is_masked(value):
             self._feed_masked(sink, value, depth)
         elif isinstance(value, np.generic):
@@ -326,6 +326,7 @@ class _Reader:
         elif isinstance(value, pathlib.PurePath):
             if is_own(kind):
                 self.refer_class(sink, kind, constructed=False)
+            _put(sink, "path")
             self.feed(sink, pathlib.PurePath.__str__(value), depth + 1)
             self._note_outside(sink, "path")
         elif isinstance(value, types.ModuleType):
@@ -452,10 +453,12 @@ class _Reader:
 
     def _feed_set(self, sink: _Sink, values: Any) -> None:
         if len(values) > _SHORT and set(map(type, values)) in ({str}, {int}, {bytes}):
-            self._feed_sequence(sink, sorted(values), "set", 0)
+            self._feed_sequence(sink, sorted(values), type(values).__name__, 0)
             return
         base: Any = set if isinstance(values, set) else frozenset
-        _put(sink, "set", ",".join(sorted(self._digest_apart(entry) for entry in base.__iter__(values))))
+        _put(
+            sink, type(values).__name__, ",".join(sorted(self._digest_apart(entry) for entry in base.__iter__(values)))
+        )
 
     # Arrays.
 
