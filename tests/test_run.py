@@ -101,6 +101,41 @@ def test_an_exit_code_of_the_program_is_kept(tmp_path):
     assert run(tmp_path, "import sys; sys.exit(7)")[0] == 7
 
 
+def test_a_module_runs_as_under_python(tmp_path):
+    package = tmp_path / "project"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "helper.py").write_text("def grow(x):\n    return x + 1\n")
+    (package / "__main__.py").write_text("print('main of the package')\n")
+    (package / "train.py").write_text(
+        "import sys, grain\n"
+        "from project.helper import grow\n"
+        "class Twice:\n"
+        "    def __call__(self, x):\n"
+        "        return 2 * grow(x)\n"
+        "if __name__ == '__main__':\n"
+        "    print(grain.__name__, sys.argv[1:], __spec__.name)\n"
+        "    ds = grain.MapDataset.range(3).map(Twice()).to_iter_dataset()\n"
+        "    print([int(x) for x in ds.mp_prefetch(grain.MultiprocessingOptions(1))])\n"
+        "    if 'fail' in sys.argv:\n"
+        "        raise ValueError('why')\n"
+    )
+
+    def run_module(*arguments):
+        return finished(started([*BUSHEL, "-m", *arguments], cwd=tmp_path))
+
+    code, output, errors = run_module("project.train", "--flag", "3")
+    assert (code, output) == (0, "bushel ['--flag', '3'] project.train\n[2, 4, 6]\n"), errors
+    assert run_module("project")[:2] == (0, "main of the package\n")
+    code, _, errors = run_module("project.train", "fail")
+    lines = errors.splitlines()
+    assert code == 1 and lines[0] == "Traceback (most recent call last):" and lines[-1] == "ValueError: why"
+    assert "runpy" not in errors and "bushel/cli" not in errors
+    for name in ("nowhere", "project.nowhere", "nowhere.train"):
+        code, _, errors = run_module(name)
+        assert code == 1 and f"there is no module '{name}'" in errors
+
+
 def test_what_is_private_in_grain_is_told(tmp_path):
     code, _, errors = run(tmp_path, "from grain._src.core import transforms")
     assert code == 1

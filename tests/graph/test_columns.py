@@ -188,6 +188,20 @@ def test_columns_calculate():
     assert repr(a) == "Column(5 x int64)"
 
 
+def test_a_number_is_the_value_of_that_record():
+    first, second = MapDataset.range(3), MapDataset.range(10, 15)
+    column = MapDataset.concatenate([first, second]).column(lambda x: x * 2)
+    assert [column[number] for number in range(-8, 8)] == [0, 2, 4, 20, 22, 24, 26, 28] * 2
+    assert column[np.int64(3)] == 20 and list(column) == [0, 2, 4, 20, 22, 24, 26, 28]
+    fields = first.column(lambda x: {"a": x, "b": str(x)})
+    assert fields[2]["b"] == "2" and fields["a"][1] == 1
+    for number in (8, -9):
+        with pytest.raises(IndexError, match=rf"column\[{number}\]: the column has 8 values"):
+            column[number]
+    with pytest.raises(KeyError, match=r"it has none\. It also takes the number of a record"):
+        column["a"]
+
+
 def test_columns_of_records_have_fields():
     ds = MapDataset.range(3)
     column = ds.column(lambda x: {"square": x * x, "odd": x % 2 == 1})

@@ -247,6 +247,7 @@ def test_without_a_network_the_place_is_told(tmp_path):
         downloads.fetch(remote, tmp_path / "cache")
     assert f"data.bin is not in {tmp_path / 'cache'}" in str(raised.value)
     assert "put it into that folder" in str(raised.value)
+    assert "disk" not in str(raised.value)
 
 
 def test_the_cache_is_the_users(monkeypatch, tmp_path):

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -54,7 +54,8 @@ class Column(NDArrayOperatorsMixin):
 
     Arithmetic works as with an array, and the result belongs to the same records: `lengths > 10` is a mask for `where`.
     Integers are exact, as Python's are: a result that its dtype cannot hold gets a wider one, or is an error.
-    If values have several fields, `column["field"]` is the column of one. `np.asarray(column)` returns the values.
+    If values have several fields, `column["field"]` is the column of one. `column[i]` is the value of record `i`, and
+    `np.asarray(column)` returns all values.
 
     >>> import bushel
     >>> words = bushel.MapDataset.source(["fig", "banana", "kiwi"])
@@ -123,11 +124,33 @@ class Column(NDArrayOperatorsMixin):
         results = [self._with_values(join_arrays(arrays, ufunc.__name__)) for arrays in zip(*made, strict=True)]
         return results[0] if ufunc.nout == 1 else tuple(results)
 
-    def __getitem__(self, field: str) -> Column:
+    @overload
+    def __getitem__(self, field: str) -> Column: ...
+
+    @overload
+    def __getitem__(self, field: int) -> Any: ...
+
+    def __getitem__(self, field: Any) -> Any:
+        if isinstance(field, (int, np.integer)) and not isinstance(field, bool):
+            return self._value_of_record(int(field))
         if not isinstance(field, str) or field not in (self.dtype.names or ()):
             fields = f"it has the fields {list(self.dtype.names)}" if self.dtype.names else "it has none"
-            raise KeyError(f"column[{field!r}] takes the name of a field; {fields}. For values use np.asarray(column).")
+            raise KeyError(
+                f"column[{field!r}] takes the name of a field; {fields}. It also takes the number of a record. "
+                "For all values use np.asarray(column)."
+            )
         return self._with_values([part.values[field] for part in self._parts])
+
+    def _value_of_record(self, number: int) -> Any:
+        length = len(self)
+        if not -length <= number < length:
+            raise IndexError(f"column[{number}]: the column has {length:,} values.")
+        left = number % length
+        for part in self._parts:
+            if left < len(part.values):
+                return part.values[left]
+            left -= len(part.values)
+        raise AssertionError("unreachable")
 
     if not TYPE_CHECKING:  # so that a type checker still reports missing names
 

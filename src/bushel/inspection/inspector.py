@@ -17,6 +17,7 @@ from bushel.sources.folder_listing import Listing, explain_web_folder, file_exis
 from bushel.sources.output_folders import join_path
 from bushel.sources.paths import Options, expand_path, is_url
 from bushel.sources.saved_elements import MANIFEST, Manifest
+from bushel.sources.source_by_path import HUGGING_FACE
 from bushel.trajectory.episode_paths import find_kind
 from bushel.view.scripts import is_python_target, is_script, show_target
 from bushel.view.targets import as_dataset, load_target
@@ -48,7 +49,7 @@ def inspect_target(
         return episode_formats.inspect_episodes(facts, kind, path, given, scan)
     if _has_file(path, MANIFEST, given):
         return _inspect_saved(facts, path, given, scan)
-    if _has_file(path, "dataset_info.json", given):
+    if _has_file(path, "dataset_info.json", given) and not _has_file(path, HUGGING_FACE, given):
         return _inspect_tfds(facts, path, given, scan)
     files = _find_files(path, given)
     if files == [path] and not is_url(path) and not os.path.exists(path):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from bushel.base import redact
-from bushel.base.errors import UnknownFormat
-from bushel.sources import file_formats, folder_files
+from bushel.base.errors import DamagedFile, UnknownFormat
+from bushel.sources import file_access, file_formats, folder_files
 from bushel.sources.folder_listing import explain_web_folder, file_exists, is_folder, is_web
 from bushel.sources.output_folders import join_path
 from bushel.sources.paths import Options, Path, expand_path
@@ -22,6 +23,11 @@ _SAVED = re.compile(r"(^|/)part-\d{5}\.(array_record|bag|bagz|parquet|tfrecord)$
 
 _EPISODES = "bushel.trajectory.episode_paths"
 """The module of a higher layer that knows data sets of episodes. It is imported when a path may be one."""
+
+HUGGING_FACE = "state.json"
+"""A file in each folder that `save_to_disk` of Hugging Face datasets has written, beside `dataset_info.json`."""
+
+_HUGGING_FACE_SPLITS = "dataset_dict.json"
 
 
 def open(
@@ -36,8 +42,8 @@ def open(
     This opens all that `bushel inspect` reads, but for files that can only be read in order (`.tar`, `.tfrecord.gz`).
     The records of a folder that `ds.save` wrote are the saved elements. Those of a data set of TFDS or RLDS are the
     decoded examples of a split; those of a LeRobot folder, its rows (`LeRobotSource`); those of other data sets of
-    robots, raw trajectories. Of a folder of files of one format, all files are read. For other formats see
-    `bushel.sources`.
+    robots, raw trajectories; those of a folder that `save_to_disk` of Hugging Face datasets wrote, the rows of its
+    Arrow files. Of a folder of files of one format, all files are read. For other formats see `bushel.sources`.
 
     Args:
       path: a file, a pattern such as `train-*.parquet` or `train.tfrecord-*`, or a folder, local or in an object store.
@@ -93,6 +99,9 @@ def open_records(
     """The same as `open`, for what is not a data set of robots."""
     found = file_formats.find_format(text)
     whole = found is None and file_formats.is_whole_file(text)
+    if found is None and not whole and file_exists(join_path(text, HUGGING_FACE), options):
+        _refuse(text, "split", split)
+        return _open_hugging_face(text, columns, options)
     if found is None and not whole and file_exists(join_path(text, "dataset_info.json"), options):
         _refuse(text, "columns", columns)
         return _open_tfds(text, split, options)
@@ -105,6 +114,8 @@ def open_records(
     if is_web(text):
         raise explain_web_folder(text)
     if is_folder(text, options):
+        if file_exists(join_path(text, _HUGGING_FACE_SPLITS), options):
+            raise UnknownFormat(_explain_splits(text, options))
         kind, files = folder_files.find_folder_files(text, options)
         _refuse_unfinished(text, files, options)
         return folder_files.open_files(kind, files, columns, options)
@@ -130,6 +141,35 @@ def _open_tfds(folder: str, split: str | None, options: Options | None) -> Rando
 def _refuse(text: str, name: str, value: Any) -> None:
     if value is not None:
         raise ValueError(f"{redact.show(text)} has no {name}. Leave out {name}={value!r}.")
+
+
+def _open_hugging_face(text: str, columns: Sequence[str] | None, options: Options | None) -> Any:
+    """The records in a folder of `save_to_disk`. Its `state.json` names the Arrow files in their order."""
+    path = join_path(text, HUGGING_FACE)
+    file = file_access.open_file(path, options)
+    try:
+        names = [entry["filename"] for entry in json.loads(file.read(0, file.size))["_data_files"]]
+        files = [join_path(text, os.path.basename(name)) for name in names]
+    except (ValueError, LookupError, TypeError) as error:
+        raise DamagedFile(
+            f"{redact.show(path)} does not name the files of the data set ({type(error).__name__}: {error}). Copy the "
+            "folder again, or open its Arrow files with bushel.sources.ArrowDataSource."
+        ) from error
+    if not files:
+        raise ValueError(f"{redact.show(text)} is a data set without files. Save one that has records.")
+    return folder_files.open_files(file_formats.find_format(files[0]), files, columns, options)
+
+
+def _explain_splits(text: str, options: Options | None) -> str:
+    """Why a folder with several splits of Hugging Face datasets is not one data set."""
+    shown = redact.show(text)
+    content = file_access.open_file(join_path(text, _HUGGING_FACE_SPLITS), options)
+    try:
+        splits = list(map(str, json.loads(content.read(0, content.size))["splits"]))
+    except (ValueError, LookupError, TypeError):
+        splits = []
+    calls = ", ".join(f"`bushel.sources.open({shown.rstrip('/') + '/' + name!r})`" for name in splits or ["train"])
+    return f"{shown} is a DatasetDict of Hugging Face datasets. Open one of its splits: {calls}."
 
 
 def _explain_unknown(text: str) -> str:

@@ -45,7 +45,7 @@ def fetch(remote: Remote, folder: Path, also_in: Sequence[Path] = ()) -> Path:
                 return place / name
     try:
         download(remote, folder)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # urllib raises a ValueError for a malformed URL
+    except (OSError, NotDownloaded) as error:
         raise FileNotFoundError(
             f"{remote.name} is not in {folder}, and {remote.url} could not be downloaded ({error}). "
             "Download the file on a machine with a network connection and put it into that folder."
@@ -53,22 +53,37 @@ def fetch(remote: Remote, folder: Path, also_in: Sequence[Path] = ()) -> Path:
     return folder / remote.name
 
 
+class NotDownloaded(Exception):
+    """The network or the server has failed, or what came is not the file. It is no OSError: the disk has not failed."""
+
+
 def download(remote: Remote, folder: Path) -> None:
     """Download a file into a folder. The file appears there complete and with the right checksum, or not at all."""
     with open_for_writing(folder / remote.name) as file:
         digest = hashlib.md5(usedforsecurity=False)
+        for block in _receive(remote):
+            digest.update(block)
+            file.write(block)
+        if remote.md5 is not None and digest.hexdigest() != remote.md5:
+            raise NotDownloaded(f"its MD5 is {digest.hexdigest()}, but should be {remote.md5}")
+
+
+def _receive(remote: Remote) -> Iterator[bytes]:
+    """The content of a file, block by block. Raises NotDownloaded."""
+    received = 0
+    try:
         with urllib.request.urlopen(remote.url, timeout=TIMEOUT_S) as answer:
             expected_bytes = answer.headers.get("Content-Length")
             length = int(expected_bytes) if expected_bytes is not None and expected_bytes.isdecimal() else None
             with Progress(f"downloading {remote.name}", length, unit="B") as bar:
                 while block := answer.read(1 << 20):
-                    digest.update(block)
-                    file.write(block)
-                    bar.show(file.tell())
-        if length is not None and file.tell() != length:
-            raise OSError(f"the connection ended after {file.tell()} of {length} bytes")
-        if remote.md5 is not None and digest.hexdigest() != remote.md5:
-            raise OSError(f"its MD5 is {digest.hexdigest()}, but should be {remote.md5}")
+                    received += len(block)
+                    yield block
+                    bar.show(received)
+    except (OSError, http.client.HTTPException, ValueError) as error:  # urllib raises a ValueError for a malformed URL
+        raise NotDownloaded(str(error)) from error
+    if length is not None and received != length:
+        raise NotDownloaded(f"the connection ended after {received} of {length} bytes")
 
 
 @contextlib.contextmanager
