@@ -227,7 +227,7 @@ def test_a_conversion_that_was_stopped_continues_on_the_cluster(actors, arm, tmp
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            convert_episodes(arm, target, **settings | {"progress": stop})
+            convert_episodes(arm, target, **settings | {"progress": stop, "workers": 1})
     kept = {path: path.stat().st_mtime_ns for path in target.rglob("*.tfrecord*")}
     assert 0 < len(kept) < 6 and not list(target.rglob("dataset_info.json"))
     killed: list[Any] = []
