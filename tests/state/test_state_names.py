@@ -69,8 +69,8 @@ def list_jit_states() -> dict[str, list[str]]:
 
 
 def describe_all() -> dict[str, list[str]]:
-    renamed_classes.load_all()
-    ours = [entry for entry in state_names.list_entries() if entry.named.__module__.startswith("bushel.")]
+    loaded = {module.__name__ for module in renamed_classes.load_all()}  # not the viewer, whose states nobody keeps
+    ours = [entry for entry in state_names.list_entries() if entry.named.__module__ in loaded]
     named = {entry.name: describe_fields(entry) for entry in ours if entry.name != "Example"}
     return dict(sorted((named | list_jit_states()).items()))
 

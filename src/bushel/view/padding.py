@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.blocks import Block, rows_of
+from bushel.base.state_names import in_states
 from bushel.display.kinds import find_mask, find_segments, is_beside_tokens
 from bushel.graph.batch import Batches, BatchFn
 from bushel.graph.bucket import Bucket
@@ -120,6 +121,7 @@ def may_pad(node: Node) -> bool:
     return isinstance(node, Bucket) or (isinstance(node, Batches) and node.batch_function is not None)
 
 
+@in_states("view_batches")
 @dataclasses.dataclass(frozen=True, eq=False)
 class _WatchedBatches(Batches):
     """The batches of another node, with their cells."""
@@ -157,6 +159,7 @@ class _WatchedBatches(Batches):
         return self.batches.call()
 
 
+@in_states("view_function")
 @dataclasses.dataclass(frozen=True)
 class _WatchedFunction:
     """A function that makes batches, with the cells of each batch."""
