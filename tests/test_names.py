@@ -94,6 +94,7 @@ PUBLIC = {
         "FlatMapMapDataset",
         "FlatMapTransform",
         "InterleaveIterDataset",
+        "IterableIterDataset",
         "LimitIterDataset",
         "MapWithIndexTransform",
         "PackAndBatchOperation",
@@ -422,7 +423,7 @@ OURS = {
     }
     | SHORT_SPELLINGS,
     "bushel.transforms": {"FlatMap"},  # Grain: experimental.FlatMapTransform
-    "bushel.experimental": {"WebDatasetIterDataset"},
+    "bushel.experimental": {"IterableIterDataset", "WebDatasetIterDataset"},
     "bushel.sources": {
         "ArrayDataSource",
         "ArrowDataSource",

@@ -38,7 +38,7 @@ def test_several_splits_are_named(tmp_path):
     for split in ("test", "train"):
         save_to_disk(tmp_path / "saved" / split, [2])
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(UnknownFormat, match=r"is a DatasetDict of Hugging Face .*saved/test'\)`, .*saved/train'\)`\."):
+    with pytest.raises(UnknownFormat, match=r"is a DatasetDict of Hugging Face .*saved/train'\)`, .*saved/test'\)`\."):
         sources.open(tmp_path / "saved")
 
 
