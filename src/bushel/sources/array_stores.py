@@ -15,6 +15,7 @@ import numpy as np
 
 from bushel.base import checks, redact, trees
 from bushel.base.blocks import Columns
+from bushel.base.contract import optional
 from bushel.base.errors import DamagedFile, OtherFile
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.sources.joined_stores import JoinedStores, Store
@@ -56,6 +57,11 @@ class ArrayFormat(abc.ABC):
     def fingerprint_groups(self, names: list[str] | None, pattern: str, groups: list[tuple[str, Any]]) -> Any:
         """What distinguishes these groups from others, without reading their values."""
 
+    @optional
+    def take_store_failure(self) -> BaseException | None:
+        """How an object store has failed since the last call; None if it has not."""
+        return None
+
     def read(self, call: Callable[[], T], what: str) -> T:
         """What `call` reads. Any error of the library becomes a `DamagedFile` that names `what`, without secrets."""
         try:
@@ -65,6 +71,8 @@ class ArrayFormat(abc.ABC):
         except OtherFile as error:
             raise OtherFile(f"{self.name}: {error}") from None
         except Exception as error:  # h5py and zarr let through every error of their decoders
+            if (failure := self.take_store_failure()) is not None:
+                raise failure from None
             raise DamagedFile(f"{self.name}: {what} cannot be read: {error}") from error
 
 

@@ -89,14 +89,8 @@ class ZarrFormat(ArrayFormat):
         self._failures = watch
         return arrays if names is None else {name: arrays[name] for name in names if name in arrays}
 
-    def read(self, call: Any, what: str) -> Any:
-        """What `call` reads. A failure of the store is raised as such, and is not called damage."""
-        try:
-            return super().read(call, what)
-        except DamagedFile:
-            if self._failures is not None and (failure := self._failures.take_failure()) is not None:
-                raise failure from None
-            raise
+    def take_store_failure(self) -> BaseException | None:
+        return None if self._failures is None else self._failures.take_failure()
 
     def _check_orphans(self, watch: _Watch) -> None:
         """Raises an error if a folder holds chunks, but no metadata: Zarr leaves such an array out without an error."""
