@@ -12,6 +12,7 @@ import pytest
 import bushel
 from bushel import IterDataset, MapDataset, StateMismatch
 from bushel import experimental as bx
+from bushel.checkpoint import CheckpointHandler
 
 
 class Count(bushel.DatasetIterator[int]):
@@ -146,7 +147,7 @@ def test_check_false_of_a_trajectory_loader(tmp_path):
 
     action = np.arange(12, dtype=np.float32).reshape(6, 2)
     episode = {"steps": {"observation": {"state": action}, "action": action}}
-    write_rlds(str(tmp_path), "arm", {"train": [episode] * 3, "val": [episode]})
+    write_rlds({"train": [episode] * 3, "val": [episode]}, name="arm", data_dir=str(tmp_path))
     own = {"data_dir": str(tmp_path), "cache_dir": str(tmp_path), "proprio_obs_keys": {"arm": "state"}}
     config = {"datasets": [{**own, "name": "arm", "skip_norm": True}], "batch_size": 4}
     one, other = (iter(get_dataloader({**config, "seed": seed})) for seed in (1, 2))
@@ -158,6 +159,81 @@ def test_check_false_of_a_trajectory_loader(tmp_path):
         next(it)
         it.close()
     one.close()
+
+
+@pytest.mark.parametrize("name", ITERATORS)
+def test_check_false_of_a_checkpoint(name, tmp_path):
+    first, other, expected = (ITERATORS[name](seed) for seed in (1, 2, 2))
+    handler = CheckpointHandler()
+    _ = next(first), next(expected)
+    handler.save(tmp_path, first)
+    with pytest.raises(StateMismatch, match="Pass check=False to restore to restore it anyway"):
+        handler.restore(tmp_path, other)
+    handler.restore(tmp_path, other, check=False)
+    assert plain([next(other)]) == plain([next(expected)])
+    for it in (first, other, expected):
+        getattr(it, "close", lambda: None)()
+
+
+def test_check_false_of_a_checkpoint_of_an_iterator_that_does_not_take_it(tmp_path):
+    it = Count()
+    next(it)
+    CheckpointHandler().save(tmp_path, it)
+    assert next(CheckpointHandler().restore(tmp_path, Count(), check=False)) == 2
+
+
+def test_check_false_of_a_checkpoint_of_shards(tmp_path):
+    """Another number of hosts restores the states of the parts of an interleave."""
+
+    def host(seed: int, count: int) -> Any:
+        parts = [shuffled(seed), shuffled(seed + 7)]
+        return bx.ElasticIterator(bx.InterleaveIterDataset(parts, cycle_length=1), 2, bushel.ShardOptions(0, count))
+
+    one, other = host(1, 1), host(2, 2)
+    next(one)
+    CheckpointHandler().save(tmp_path, one)
+    with pytest.raises(StateMismatch, match="Pass check=False to restore to restore it anyway"):
+        CheckpointHandler().restore(tmp_path, other)
+    next(CheckpointHandler().restore(tmp_path, other, check=False))
+
+
+def test_check_false_of_a_checkpoint_of_orbax(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    from orbax.checkpoint.experimental import v1
+
+    from bushel.checkpoint import CheckpointRestore, CheckpointSave
+
+    first, other = iter(shuffled(1)), iter(shuffled(2))
+    next(first)
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, args=ocp.args.Composite(data=CheckpointSave(first)))
+        manager.wait_until_finished()
+        with pytest.raises(StateMismatch, match="Pass check=False to CheckpointRestore to restore it anyway"):
+            manager.restore(1, args=ocp.args.Composite(data=CheckpointRestore(other)))
+        manager.restore(1, args=ocp.args.Composite(data=CheckpointRestore(other, check=False)))
+    assert next(other) == shuffled(2)[1]
+    # The newer protocol calls `load` of the iterator, which has no arguments: the message names the handler.
+    v1.save_checkpointables(tmp_path / "newer", {"data": first})
+    other = iter(shuffled(2))
+    with pytest.raises(Exception) as raised:
+        v1.load_checkpointables(tmp_path / "newer", {"data": other})
+    error = raised.value if isinstance(raised.value, StateMismatch) else raised.value.__cause__  # Orbax wraps it
+    assert isinstance(error, StateMismatch)
+    assert "Pass check=False to bushel.checkpoint.CheckpointHandler().restore(folder, iterator)" in str(error)
+    bushel.checkpoint.CheckpointHandler().restore(tmp_path / "newer" / "data", other, check=False)
+    assert next(other) == shuffled(2)[1]
+
+
+def test_validate_state_of_the_iterator_of_a_loader():
+    """Grain's class takes the state as a dict, and calls the argument so."""
+    first = iter(loader(1))
+    next(first)
+    state = json.loads(first.get_state())
+    with pytest.raises(StateMismatch, match="Pass validate_state=False to DataLoaderIterator to restore it anyway"):
+        bushel.DataLoaderIterator(loader(2), state)
+    later = bushel.DataLoaderIterator(loader(2), state, validate_state=False)
+    expected = iter(loader(2))
+    assert (next(expected), next(expected))[1] == next(later)
 
 
 def two_streams(**options: Any) -> list[Any]:
@@ -200,7 +276,7 @@ def save_again(folder: Any, **options: Any) -> Any:
         ),
         (
             lambda folder, **options: MapDataset.source(Files()).column(
-                lambda x: x, cache=folder / "column", **options
+                lambda x: x, cache_dir=folder / "column", **options
             ),
             "pass trust_source=True",
             {"trust_source": True},

@@ -170,7 +170,8 @@ class DataLoaderIterator(Iterator[T]):
         self._data_loader = data_loader
         self._iterator: PipelineIterator[T] = PipelineIterator(data_loader._node)
         if state is not None:
-            self._restore(state, check=validate_state)
+            with files.restored_by("validate_state=False to DataLoaderIterator"):
+                self._restore(state, check=validate_state)
 
     def __iter__(self) -> Self:
         return self

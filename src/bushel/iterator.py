@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-import inspect
 import itertools
 import sys
 import threading
@@ -503,21 +502,9 @@ class ThreadPrefetchDatasetIterator(_CursorIterator[T_co]):
         with self._lock:
             if not check:
                 self._move_to(self._position())  # ends the thread, which would read the other iterator meanwhile
-                set_unchecked_state(self._pulled, state)
+                files.set_unchecked_state(self._pulled, state)
                 state = copy.deepcopy(self._pulled.get_state())  # with the identity of the other iterator
             self._move_to(state)
-
-
-def set_unchecked_state(iterator: Any, state: Any) -> None:
-    """`iterator.set_state(state, check=False)`, also of a user's iterator, which may have no such argument."""
-    try:
-        has_check = "check" in inspect.signature(iterator.set_state).parameters
-    except (TypeError, ValueError):  # written in C
-        has_check = False
-    if has_check:
-        iterator.set_state(state, check=False)
-    else:
-        iterator.set_state(state)
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:

@@ -48,6 +48,9 @@ class CheckpointRestore(ocp.args.CheckpointArgs):
     ...     restored = manager.restore(1, args=ocp.args.Composite(data=CheckpointRestore(fresh)))
     >>> next(fresh)
     1
+
+    With `check=False` the state of another pipeline is restored, too, as far as its form fits.
     """
 
     item: Any
+    check: bool = dataclasses.field(default=True, kw_only=True)

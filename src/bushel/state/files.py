@@ -6,6 +6,7 @@ another number of processes can restore.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Coroutine
@@ -62,18 +63,64 @@ def write(folder: Folder, texts: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def prepare(folder: Folder, iterator: Any) -> Callable[[], None]:
+def prepare(folder: Folder, iterator: Any, *, check: bool = True) -> Callable[[], None]:
     """Reads the state of an iterator, and returns the function that restores it.
 
-    Raises ValueError where there is none.
+    Raises ValueError where there is none. With `check=False` the function also restores the state of another pipeline.
     """
     if getattr(iterator, "_has_shard_states", False):
         states = _read_shards(folder, iterator.shard_options)
         if states is not None:
-            return lambda: iterator.set_shard_states(states)
+            return lambda: iterator.set_shard_states(states, check=check)
     text = read(folder, any_process=getattr(iterator, "_same_on_all_processes", False))
-    # A DataLoader's iterator has its states as bytes, as in Grain.
-    return lambda: iterator.set_state(text.encode() if isinstance(iterator.get_state(), bytes) else parse_state(text))
+
+    def restore() -> None:
+        # A DataLoader's iterator has its states as bytes, as in Grain.
+        state = text.encode() if isinstance(iterator.get_state(), bytes) else parse_state(text)
+        if check:
+            iterator.set_state(state)
+        else:
+            set_unchecked_state(iterator, state)
+
+    return restore
+
+
+def set_unchecked_state(iterator: Any, state: Any) -> None:
+    """`iterator.set_state(state, check=False)`, also of a user's iterator, which may have no such argument."""
+    try:
+        has_check = "check" in inspect.signature(iterator.set_state).parameters
+    except (TypeError, ValueError):  # written in C
+        has_check = False
+    if has_check:
+        iterator.set_state(state, check=False)
+    else:
+        iterator.set_state(state)
+
+
+class restored_by:
+    """A `with` block in which a call of the user's restores a state.
+
+    `set_state` says how to restore a state without the check. The user has called another function, so a StateMismatch
+    that is raised in the block names the argument of that function instead.
+
+    >>> with restored_by("check=False to CheckpointRestore"):
+    ...     raise StateMismatch("Pass check=False to set_state to restore it anyway.")
+    Traceback (most recent call last):
+    bushel.StateMismatch: Pass check=False to CheckpointRestore to restore it anyway.
+    """
+
+    def __init__(self, advice: str):
+        self._advice = advice
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, StateMismatch):
+            error.args = (_SET_STATE.sub(self._advice, error.args[0]),)
+
+
+_SET_STATE = re.compile(r"check=False to set_(shard_)?states?\b")
 
 
 def _read_shards(folder: Folder, shard: ShardOptions) -> dict[int, Any] | None:
@@ -144,4 +191,5 @@ async def restore_later(directory: Folder, iterator: Any) -> None:
     import asyncio
 
     restore = await asyncio.to_thread(prepare, directory, iterator)
-    restore()
+    with restored_by("check=False to bushel.checkpoint.CheckpointHandler().restore(folder, iterator)"):
+        restore()

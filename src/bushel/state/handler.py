@@ -35,10 +35,22 @@ class CheckpointHandler:
         item = _find_iterator(item, args)
         files.write(directory, files.texts_of(item))
 
-    def restore(self, directory: files.Folder, item: Any = None, args: Any = None) -> Any:
-        """Restores an iterator, starts its prefetch, and returns it."""
+    def restore(self, directory: files.Folder, item: Any = None, args: Any = None, *, check: bool = True) -> Any:
+        """Restores an iterator, starts its prefetch, and returns it.
+
+        Args:
+          directory: the folder of the item in a checkpoint.
+          item: the iterator to restore.
+          args: what Orbax passes: a `CheckpointRestore`, which has the iterator and `check`.
+          check: False also restores the state of another pipeline, as far as its form fits.
+        """
+        by_orbax = item is None and args is not None
         item = _find_iterator(item, args)
-        files.prepare(directory, item)()
+        if by_orbax:
+            check = getattr(args, "check", True)
+        restore = files.prepare(directory, item, check=check)
+        with files.restored_by(f"check=False to {'CheckpointRestore' if by_orbax else 'restore'}"):
+            restore()
         item.start_prefetch()
         return item
 
