@@ -90,7 +90,7 @@ def open_batches(folder):
 def mix(folder):
     """Samples of both robots without end, three of the hand for one of the rover. What the rover lacks is masked."""
     common = {"data_dir": str(folder), "train_split": "train", "proprio_obs_keys": {"arm": "state"}}
-    hand = {"name": "hand", "kind": "lerobot", "image_obs_keys": {"primary": "images.top", "wrist": "images.hand"}}
+    hand = {"name": "hand", "format": "lerobot", "image_obs_keys": {"primary": "images.top", "wrist": "images.hand"}}
     rover = {"name": "rover", "image_obs_keys": {"primary": "camera"}, "proprio_obs_keys": {"arm": "position"}}
     rover["language_key"] = "words"
     return make_interleaved_dataset(

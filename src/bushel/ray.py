@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,17 +26,20 @@ __all__ = ["RayOptions", "convert", "jobs_on_cluster"]
 
 
 @contextlib.contextmanager
-def jobs_on_cluster(options: RayOptions | None = None) -> Iterator[None]:
+def jobs_on_cluster(workers: int | RayOptions | None = None) -> Iterator[None]:
     """Inside this block, one-off jobs run on actors of a Ray cluster, and all jobs use the same actors.
 
     These are `ds.column`, `ds.save`, the tables and statistics of trajectories, `bushel.trajectory.convert_episodes`
     and `bushel.ray.convert`. Without the block they run in worker processes of this machine. The results are the same,
     bit for bit. A job that takes less than half a second stays in this process.
 
-    >>> with jobs_on_cluster(RayOptions(num_workers=64)):  # doctest: +SKIP
+    Args:
+      workers: how many actors, or their options; by default as many as are useful.
+
+    >>> with jobs_on_cluster(64):  # doctest: +SKIP
     ...     lengths = ds.column(len, cache_dir="s3://bucket/columns")
     """
-    chosen = RayOptions() if options is None else options
+    chosen = _read_actors(workers) or RayOptions()
     with keeping_actors(chosen), using_for_jobs(chosen):
         yield
 
@@ -44,7 +48,7 @@ def convert(
     sources: Path | Sequence[Path],
     target: Path,
     *,
-    options: RayOptions | None = None,
+    workers: int | RayOptions | None = None,
     shards: int,
     **arguments: Any,
 ) -> Written:
@@ -55,14 +59,23 @@ def convert(
     Args:
       sources: paths, patterns or URLs of record files.
       target: the file to make; with several shards, "name.ending" becomes "name-00000-of-00008.ending".
-      options: the actors; by default those of the `jobs_on_cluster` block, or as many as are useful.
+      workers: how many actors, or their options; by default those of the `jobs_on_cluster` block, or as many as are
+        useful.
       shards: how many files. Each of them is written by one actor, so make more shards than there are actors.
       **arguments: those of `bushel.sources.conversion.convert`, such as `overwrite` and `progress`.
     """
     known = find_job_options()
-    chosen = options or (known if isinstance(known, RayOptions) else RayOptions())
+    chosen = _read_actors(workers) or (known if isinstance(known, RayOptions) else RayOptions())
     run_all = functools.partial(run_jobs, chosen)
     return conversion.convert(sources, target, shards=shards, run_all=run_all, **arguments)
+
+
+def _read_actors(workers: int | RayOptions | None) -> RayOptions | None:
+    if workers is None or isinstance(workers, RayOptions):
+        return workers
+    if isinstance(workers, bool) or not isinstance(workers, numbers.Integral):
+        raise TypeError(f"workers must be a number of actors or bushel.RayOptions, got {workers!r}.")
+    return RayOptions(num_workers=int(workers))
 
 
 def run_jobs(options: RayOptions, jobs: Sequence[Job], workers: int, report: Callable[[int], None]) -> None:

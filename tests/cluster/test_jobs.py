@@ -72,7 +72,7 @@ def has_even_number_of_steps(traj: dict[str, Any]) -> bool:
 def actors(cluster: Any) -> Iterator[bushel.RayOptions]:
     """The actors of all jobs in this file."""
     options = bushel.RayOptions(num_workers=2)
-    with clusters.leaving_nothing(), bushel.ray.jobs_on_cluster(options):
+    with clusters.leaving_nothing(), bushel.ray.jobs_on_cluster(2):
         yield options
 
 
@@ -146,11 +146,20 @@ def test_converted_files_are_the_same(actors, tmp_path):
     there = bushel.ray.convert(
         lines,
         tmp_path / "there.array_record",
+        workers=actors,
         shards=5,
         progress=lambda done, of: seen.append(done),
     )
     assert [Path(file).read_bytes() for file in there.files] == [Path(file).read_bytes() for file in here.files]
     assert seen[0] == 0 and seen[-1] == 1000 and len(seen) > 3
+
+
+@pytest.mark.parametrize("workers", [True, "2", bushel.MultiprocessingOptions(2)])
+def test_workers_of_a_cluster_are_a_number_or_their_options(workers, tmp_path):
+    with pytest.raises(TypeError, match=r"workers must be a number of actors or bushel\.RayOptions, got"):
+        bushel.ray.convert(tmp_path / "lines.txt", tmp_path / "there.bagz", shards=2, workers=workers)
+    with pytest.raises(TypeError, match="workers must be"), bushel.ray.jobs_on_cluster(workers):
+        pass
 
 
 def test_the_command_converts_on_the_cluster(cluster, tmp_path, capsys):

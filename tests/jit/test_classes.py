@@ -129,7 +129,7 @@ def test_pipelines_and_loaders_print_their_stages():
     assert environment.startswith("GymnaxSource(env=<") and "policy_fn=<function act" in environment
     assert "steps_per_epoch=6" in environment and "Array(" not in environment
     chunks = repr(ChunkLoader(bushel.MapDataset.range(8).batch(2), 2))
-    assert chunks.startswith("ChunkLoader(dataset=") and "batches_per_chunk=2, ahead=1, device=None" in chunks
+    assert chunks.startswith("ChunkLoader(dataset=") and "batches_per_chunk=2, buffer_size=1, device=None" in chunks
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "mesh"])  # devices cannot be pickled

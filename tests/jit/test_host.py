@@ -171,7 +171,7 @@ def batches_of(length=50, size=4):
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_chunks_are_the_batches_of_the_host(per_chunk, ahead):
     host = batches_of()
-    loader = ChunkLoader(host, per_chunk, ahead=ahead)
+    loader = ChunkLoader(host, per_chunk, buffer_size=ahead)
     for start in (0, 7, 12, 30):  # also in later epochs, where the order is another
         stop = (start // 12 + 1) * 12
         state, count, out = loader.scan_epoch(start, 0, lambda count, batch: (count + 1, batch))
@@ -206,7 +206,7 @@ class Watched:
 
 def test_chunks_are_prepared_ahead_but_not_far():
     data = Watched(count=40)
-    chunks = ChunkLoader(data, 4, ahead=2).chunks()
+    chunks = ChunkLoader(data, 4, buffer_size=2).chunks()
     next(chunks)
     chunks.close()  # waits for what was begun
     assert 1 <= len(data.asked) <= 3

@@ -59,7 +59,7 @@ ROBOMIMIC = {"obs": "observation", "next_obs": "next_observation", "actions": "a
 
 def test_robomimic_answers():
     answers = np.load(GOLDEN / "robomimic.expected.npz")
-    builder = open_episodes("robomimic", GOLDEN, kind="robomimic")
+    builder = open_episodes("robomimic", GOLDEN, format="robomimic")
     assert builder.fps == 20.0 and builder.splits == {"train": 3, "valid": 1}
     for query in queries("robomimic.hdf5"):
         table = table_of(builder, query.get("filter", "all"))
@@ -103,7 +103,7 @@ def test_act_answers():
     answers = np.load(GOLDEN / "aloha.expected.npz")
     tables = {}
     for name in ("sim", "real"):
-        builder = open_episodes(f"aloha_{name}", GOLDEN, kind="aloha")
+        builder = open_episodes(f"aloha_{name}", GOLDEN, format="aloha")
         assert builder.fps == 50.0
         tables[name] = table_of(builder)
     for query in queries("aloha"):
@@ -126,9 +126,9 @@ def test_act_answers():
 def test_compressed_images():
     """Padded JPEG rows: what a JPEG decoder gives, or what OpenCV gives, which has the colours reversed."""
     answers = np.load(GOLDEN / "aloha.expected.npz")
-    plain = open_episodes("aloha_real_compressed", GOLDEN, kind="aloha").episodes()[0]["observation"]
+    plain = open_episodes("aloha_real_compressed", GOLDEN, format="aloha").episodes()[0]["observation"]
     reverse = {"reverse_jpeg_colors": True}
-    as_opencv = open_episodes("aloha_real_compressed", GOLDEN, kind="aloha", format_options=reverse)
+    as_opencv = open_episodes("aloha_real_compressed", GOLDEN, format="aloha", format_options=reverse)
     reversed_ = as_opencv.episodes()[0]["observation"]
     sizes = answers["aloha_real_compressed/episode_0/compress_len"].astype(int)
     for number, camera in enumerate(("cam_high", "cam_left_wrist")):
@@ -165,7 +165,7 @@ def arm(folder: Path, **more: Any) -> dict[str, Any]:
     return {
         "name": "arm",
         "data_dir": str(folder),
-        "kind": "robomimic",
+        "format": "robomimic",
         "image_obs_keys": {"primary": "front_image", "wrist": None},
         "depth_obs_keys": {"primary": "front_depth"},
         "proprio_obs_keys": {"arm": "state"},
@@ -243,13 +243,13 @@ def test_mixture_over_formats(tmp_path):
     write_rlds({"train": [{"steps": steps}] * 2}, name="tfds", data_dir=tmp_path)
     common = {"data_dir": str(tmp_path), "train_split": "all", "proprio_obs_keys": {"arm": "state"}}
     datasets = [
-        {"name": "arm", "kind": "robomimic", "weight": 4, "image_obs_keys": {"primary": "front_image"}, **common},
-        {"name": "grid", "kind": "npz", "weight": 2, "language_key": "language_instruction", **common}
+        {"name": "arm", "format": "robomimic", "weight": 4, "image_obs_keys": {"primary": "front_image"}, **common},
+        {"name": "grid", "format": "npz", "weight": 2, "language_key": "language_instruction", **common}
         | {"image_obs_keys": {"top": "top_image"}},
         {"name": "tfds", "weight": 1, **common},
         {
             "name": "aloha_real_compressed",
-            "kind": "aloha",
+            "format": "aloha",
             "weight": 1,
             "data_dir": str(GOLDEN),
             "train_split": "all",
@@ -304,7 +304,7 @@ def test_npz(tmp_path, compressed):
         }
         (np.savez_compressed if compressed else np.savez)(tmp_path / f"episode_{number}.npz", **arrays)
         episodes.insert(0, arrays)
-    builder = open_episodes("mine", tmp_path, kind="npz", format_options={"fps": 5})
+    builder = open_episodes("mine", tmp_path, format="npz", format_options={"fps": 5})
     source = builder.episodes()
     assert builder.fps == 5 and len(source) == 3 and repr(builder) == "ArrayEpisodesBuilder(mine; train: 3)"
     for found, expected in zip([source[i] for i in range(3)], episodes):
@@ -339,7 +339,7 @@ def test_splits(tmp_path):
         (tmp_path / "mine" / split).mkdir(parents=True)
         for number in range(count):
             np.savez(tmp_path / "mine" / split / f"{number}.npz", x=np.arange(3), action=np.zeros((3, 1)))
-    builder = open_episodes("mine", tmp_path, kind="npz")
+    builder = open_episodes("mine", tmp_path, format="npz")
     assert builder.splits == {"train": 2, "val": 1} and builder.default_splits() == ("train", "val")
     assert builder.positions("val").tolist() == [2] and builder.positions("all").tolist() == [0, 1, 2]
     assert builder.positions("train[:50%]+val").tolist() == [0, 2]
@@ -411,16 +411,16 @@ def test_truncated_files(tmp_path, size):
     write_robomimic(tmp_path / "arm.hdf5", {"demo_0": 4})
     os.truncate(tmp_path / "arm.hdf5", size)
     with pytest.raises(DamagedFile, match=r"arm.hdf5 is not a complete HDF5 file"):
-        open_episodes("arm", tmp_path, kind="robomimic")
+        open_episodes("arm", tmp_path, format="robomimic")
     np.savez(tmp_path / "0.npz", x=np.zeros((3, 1000)), action=np.zeros((3, 1)))
     os.truncate(tmp_path / "0.npz", size)
     with pytest.raises(DamagedFile, match=r"0.npz is not a complete .npz file"):
-        open_episodes("x", tmp_path, kind="npz")
+        open_episodes("x", tmp_path, format="npz")
 
 
 def test_file_that_changes(tmp_path):
     write_robomimic(tmp_path / "arm.hdf5", {"demo_0": 4})
-    source = pickle.loads(pickle.dumps(open_episodes("arm", tmp_path, kind="robomimic").episodes()))
+    source = pickle.loads(pickle.dumps(open_episodes("arm", tmp_path, format="robomimic").episodes()))
     handle = source[0]["observation"]["front_image"][1]
     write_robomimic(tmp_path / "new.hdf5", {"demo_0": 9})
     os.replace(tmp_path / "new.hdf5", tmp_path / "arm.hdf5")
@@ -432,7 +432,7 @@ def test_file_that_changes(tmp_path):
 def test_a_file_is_closed_with_its_last_reader(tmp_path):
     for length in (4, 6):  # HDF5 refuses to write to a file that is open
         write_robomimic(tmp_path / "arm.hdf5", {"demo_0": length})
-        source = open_episodes("arm", tmp_path, kind="robomimic").episodes()
+        source = open_episodes("arm", tmp_path, format="robomimic").episodes()
         images = [decode_image(image) for image in source[0]["observation"]["front_image"]]
         assert len(images) == length
         del source
@@ -461,7 +461,7 @@ def test_unequal_lengths_in_aloha(tmp_path):
         with h5py.File(tmp_path / f"episode_{number}.hdf5", "w") as file:
             file["action"] = np.zeros((3, 14), np.float32)
             file["observations/qpos"] = np.zeros((length, 14), np.float32)
-    source = open_episodes("mine", tmp_path, kind="aloha").episodes()
+    source = open_episodes("mine", tmp_path, format="aloha").episodes()
     assert source[0]["observation"]["qpos"].shape == (3, 14)
     with pytest.raises(DamagedFile, match=r"episode 1 \(.*episode_1.hdf5\): 'observations/qpos' has 4 steps"):
         source[1]
@@ -470,18 +470,18 @@ def test_unequal_lengths_in_aloha(tmp_path):
 def test_arguments(tmp_path):
     write_robomimic(tmp_path / "arm.hdf5", {"demo_0": 4}, masks={"train": ["demo_7"]})
     with pytest.raises(ValueError, match="the filter key 'train' names 'demo_7'"):
-        open_episodes("arm", tmp_path, kind="robomimic")
+        open_episodes("arm", tmp_path, format="robomimic")
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["x"] = [1]
     with pytest.raises(ValueError, match=re.escape("has no groups 'data/demo_0'")):
-        open_episodes("other", tmp_path, kind="robomimic")
+        open_episodes("other", tmp_path, format="robomimic")
     with pytest.raises(ValueError, match=r"'aloha' has no option 'reverse'. Did you mean 'reverse_jpeg_colors'"):
-        open_episodes("x", tmp_path, kind="aloha", format_options={"reverse": True})
-    with pytest.raises(ValueError, match="kind must be one of rlds, robomimic"):
-        open_episodes("x", tmp_path, kind="hdf6")
+        open_episodes("x", tmp_path, format="aloha", format_options={"reverse": True})
+    with pytest.raises(ValueError, match="format must be one of rlds, robomimic"):
+        open_episodes("x", tmp_path, format="hdf6")
     with pytest.raises(FileNotFoundError, match="There is no data set 'gone'"):
-        open_episodes("gone", tmp_path, kind="robomimic")
+        open_episodes("gone", tmp_path, format="robomimic")
     with pytest.raises(FileNotFoundError, match=r"has files that end in .npz"):
-        open_episodes("gone", tmp_path / "nowhere", kind="npz")
+        open_episodes("gone", tmp_path / "nowhere", format="npz")
     with pytest.raises(ValueError, match="The episodes have no entry 'y'"):
         window_frames(Episodes.of([{"x": np.arange(3)}]), {"y": [0]})

@@ -28,7 +28,7 @@ from bushel.trajectory.conversion import convert_episodes, reencode_videos
 from bushel.trajectory.conversion.episode_table import build_table
 from bushel.trajectory.conversion.lerobot_statistics import sample_frames
 from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
-from bushel.trajectory.episode_formats import KINDS, open_episodes
+from bushel.trajectory.episode_formats import FORMATS, open_episodes
 from bushel.trajectory.episode_paths import detect_kind
 
 av = pytest.importorskip("av")
@@ -198,7 +198,7 @@ def test_images_in_rows(rlds, tmp_path):
     )
 
 
-@pytest.mark.skipif("lerobot" not in KINDS, reason="LeRobot data sets are not read")
+@pytest.mark.skipif("lerobot" not in FORMATS, reason="LeRobot data sets are not read")
 def test_there_and_back(rlds, tmp_path):
     """RLDS to LeRobot and back: all numbers, texts, splits, and images that are not encoded as videos."""
     convert_episodes(rlds, tmp_path / "lerobot", format="lerobot", fps=10, codec=None)
@@ -247,7 +247,7 @@ def test_jpeg_bytes_stay(tmp_path):
     """Images that are encoded already are copied, and not encoded a second time."""
     convert_episodes(GOLDEN / "aloha_real_compressed", tmp_path / "aloha", format="rlds")
     (found,) = RLDSBuilder("aloha", tmp_path).episodes()
-    (source,) = open_episodes("aloha_real_compressed", GOLDEN, kind="aloha").episodes()
+    (source,) = open_episodes("aloha_real_compressed", GOLDEN, format="aloha").episodes()
     assert all(
         bytes(a) == bytes(b) for a, b in zip(found["observation"]["cam_high"], source["observation"]["cam_high"])
     )
@@ -309,7 +309,7 @@ def test_depth_of_16_bits_is_not_put_into_a_video_of_8(tmp_path):
     ):
         convert_episodes(tmp_path / "mine", tmp_path / "video", format="lerobot", fps=5)
     convert_episodes(tmp_path / "mine", tmp_path / "rows", format="lerobot", fps=5, codec=None)
-    (episode,) = open_episodes("rows", tmp_path, kind="lerobot").episodes()
+    (episode,) = open_episodes("rows", tmp_path, format="lerobot").episodes()
     found = [decode_depth(image) for image in episode["observation"]["images.depth"]]
     np.testing.assert_array_equal(found, depth[..., 0].astype(np.float32) * np.float32(1 / 65535))
 

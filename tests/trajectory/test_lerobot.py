@@ -290,7 +290,7 @@ def test_depth_in_videos_is_millimetres(copy, tmp_path, info, code):
     assert rows_of(source[15])[FRONT] == [15], "the cameras beside it"
     again = LeRobotSource(folder, cache_dir=tmp_path / "cache", float_images=True)  # from the table that was kept
     np.testing.assert_array_equal(again[9]["observation.depth"], np.moveaxis(expected[9], -1, 0).astype(np.float32))
-    episodes = open_episodes("set", folder, kind="lerobot", format_options={"cache_dir": str(tmp_path / "cache")})
+    episodes = open_episodes("set", folder, format="lerobot", format_options={"cache_dir": str(tmp_path / "cache")})
     handles = episodes.episodes()[1]["observation"]["depth"]
     first = int(source.lengths[0])
     fractions = expected[first, ..., 0] * np.float32(1 / 65535)
@@ -460,12 +460,12 @@ def test_a_video_that_does_not_fit_is_named_masked_or_dropped_as_asked(copy, dam
     kept = [int(row["index"]) for row in skipping]
     assert set(range(27)) - set(range(8, 22)) <= set(kept) and 15 not in kept
     with pytest.warns(UserWarning, match="black, and masked"):
-        masked = LeRobotSource(folder, bad_episodes="mask", delta_timestamps={FRONT: [0.0, 0.1]})
+        masked = LeRobotSource(folder, on_error="mask", delta_timestamps={FRONT: [0.0, 0.1]})
     assert masked[15][f"{FRONT}_is_pad"].tolist() == [True, True] and not masked[15][FRONT].any()
     assert masked[0][f"{FRONT}_is_pad"].tolist() == [False, False]
     assert rows_of(masked[15])[WRIST] == [15]
     with pytest.warns(UserWarning, match="They are left out"):
-        dropped = LeRobotSource(folder, bad_episodes="drop")
+        dropped = LeRobotSource(folder, on_error="drop")
     assert 3 not in dropped.episodes and {0, 1, 4} <= set(dropped.episodes)
     assert [read_row(dropped[row][FRONT]) for row in (0, -1)] == [0, 26]
 
@@ -531,7 +531,7 @@ def test_rows_that_do_not_fit_are_named_or_dropped(copy, fault):
     with pytest.raises(DamagedFile, match=message):
         LeRobotSource(folder)
     with pytest.warns(UserWarning, match=r"faults in episodes\. They are left out"):
-        source = LeRobotSource(folder, bad_episodes="drop")
+        source = LeRobotSource(folder, on_error="drop")
     assert {0, 1, 4} <= set(source.episodes) < {0, 1, 2, 3, 4}
     assert rows_of(source[-1]) == {FRONT: [26], WRIST: [26]}
 
@@ -592,15 +592,15 @@ def test_folders_that_are_none(tmp_path, copy):
     (folder / "meta/info.json").write_text("{")
     with pytest.raises(DamagedFile, match=r"info\.json cannot be read"):
         LeRobotSource(folder)
-    with pytest.raises(ValueError, match="bad_episodes must be one of raise, drop, mask"):
-        LeRobotSource(copy(2), bad_episodes="skip")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="on_error must be one of raise, drop, mask"):
+        LeRobotSource(copy(2), on_error="skip")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_masked_camera_is_masked_in_the_pipeline(copy, tmp_path):
     folder = copy(3)
     remove(folder)
     keys = {"image_obs_keys": {"primary": "images.front", "wrist": "images.wrist"}, "train_split": "train"}
-    keys |= {"cache_dir": str(tmp_path / "cache"), "bad_episodes": "mask"}
+    keys |= {"cache_dir": str(tmp_path / "cache"), "on_error": "mask"}
     with pytest.warns(UserWarning, match="black, and masked"):
         ds, _ = make_dataset_from_lerobot("copy3", folder.parent, train=True, **keys)
     samples = ds.samples

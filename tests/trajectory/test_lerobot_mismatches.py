@@ -175,7 +175,7 @@ def test_a_task_that_does_not_exist_is_named(version, number, copy):
     ):
         LeRobotSource(folder)
     with pytest.warns(UserWarning, match=rf"1 faults in episodes.*task_index: {number}"):
-        source = LeRobotSource(folder, bad_episodes="drop")
+        source = LeRobotSource(folder, on_error="drop")
     assert source.episodes == [0, 2, 3] and source[0]["task"] == TASKS[0]
 
 
@@ -278,7 +278,7 @@ def test_spans_that_overlap_are_refused_when_the_data_set_is_opened(changes, sen
         LeRobotSource(folder)
     assert "These episodes would get the frames of others. Correct from_timestamp" in str(caught.value)
     with pytest.warns(UserWarning, match="faults in episodes") as warned:
-        source = LeRobotSource(folder, bad_episodes="drop")
+        source = LeRobotSource(folder, on_error="drop")
     assert sentence in str(caught.value) + str(warned[0].message)
     assert set(source.episodes) >= {2, 3} and set(source.episodes) != {0, 1, 2, 3}
     for row in range(len(source)):  # what is left shows its own frames
@@ -349,7 +349,7 @@ def test_language_columns_are_entries_of_records(copy):
     assert source.__getitems__([0, 1]).tree["language_persistent"].tolist() == [said[0], []]
     windows = LeRobotSource(folder, delta_timestamps={"language_persistent": [0.0, 0.1]})
     assert windows[0]["language_persistent"].tolist() == [said[0], []]
-    episode = open_episodes(folder.name, folder.parent, kind="lerobot").episodes()[0]
+    episode = open_episodes(folder.name, folder.parent, format="lerobot").episodes()[0]
     assert json.loads(episode["language_persistent"][0]) == said[0]
 
 

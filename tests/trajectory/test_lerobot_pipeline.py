@@ -56,7 +56,7 @@ def mixture(root, tmp_path):
     own = {"name": "rlds_arm", "data_dir": str(root), **KEYS, "image_obs_keys": {"primary": "image"}}
     return {
         "datasets": [
-            {"name": "video_arm", "data_dir": str(root), "kind": "lerobot", "weight": 3, **KEYS},
+            {"name": "video_arm", "data_dir": str(root), "format": "lerobot", "weight": 3, **KEYS},
             {**own, "weight": 1},
         ],
         "batch_size": 8,
@@ -122,7 +122,7 @@ def test_a_mixture_of_rlds_and_lerobot_has_exact_shares_masks_and_one_state(root
 
 def test_two_lerobot_data_sets_are_one_table(root, tmp_path):
     write_dataset(tmp_path / "other", [4, 4], fps=5, codec="libx265")
-    own = [{"name": name, "kind": "lerobot", **KEYS} for name in ("video_arm", "other")]
+    own = [{"name": name, "format": "lerobot", **KEYS} for name in ("video_arm", "other")]
     own = [{**one, "data_dir": str(folder)} for one, folder in zip(own, (root, tmp_path))]
     frames = {"resize_size": (48, 64)}
     ds = make_interleaved_dataset(own, train=True, batch_size=4, cache_dir=str(tmp_path), frame_transform_kwargs=frames)

@@ -288,7 +288,7 @@ def test_a_name_that_is_not_known_is_told_with_the_nearest_one():
         ({"datasets": [{"name": "arm"}]}, "DatasetConfig 'arm' needs data_dir; got"),
         ({"datasets": [{**BOTH["arm"], "weight": -1}]}, "'arm': weight must be a number, 0 or above; got -1"),
         ({"datasets": [{**BOTH["arm"], "weight": "much"}]}, "got 'much'"),
-        ({"datasets": [{**BOTH["arm"], "kind": "lerobo"}]}, "kind must be one of rlds, .*got 'lerobo'"),
+        ({"datasets": [{**BOTH["arm"], "format": "lerobo"}]}, "format must be one of rlds, .*got 'lerobo'"),
         ({"datasets": [{**BOTH["arm"], "action_proprio_normalization_type": "max"}]}, "'max' is not a valid"),
         ({"compat": "octo"}, "compat must be None .*got 'octo'"),
         ({"data_backend": "torch"}, "data_backend must be one of bushel, grain; got 'torch'"),

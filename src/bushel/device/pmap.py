@@ -19,7 +19,7 @@ def for_pmap(
     ds: MapDataset[Any] | IterDataset[Any],
     devices: Sequence[Any] | None = None,
     *,
-    buffer: int = 2,
+    buffer_size: int = 2,
     remainder: Literal["drop", "pad"] | None = None,
 ) -> IterDataset[Any]:
     """The batches of a dataset for `jax.pmap`: a batch of n rows on d devices becomes arrays of shape (d, n / d, ...).
@@ -30,7 +30,7 @@ def for_pmap(
     Args:
       ds: batches, with as many rows as all devices can share equally.
       devices: the devices of all processes, in the order in which they take the rows; by default `jax.devices()`.
-      buffer: how many batches wait on the devices, besides the one in use.
+      buffer_size: how many batches wait on the devices, besides the one in use.
       remainder: what becomes of a last batch that is smaller: see `IterDataset.to_device`.
 
     >>> import jax, bushel
@@ -46,8 +46,8 @@ def for_pmap(
     mesh = jax.sharding.Mesh(np.array(jax.devices() if devices is None else list(devices)), ("device",))
     where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("device"))
     rows = _LeadingAxis(global_arrays.rows_for(stream._node, where, remainder))
-    checks.not_negative(buffer, "buffer")
-    return IterPipeline(streams.ToDevice(stream._node, where, buffer, "refuse", rows))
+    checks.not_negative(buffer_size, "buffer_size")
+    return IterPipeline(streams.ToDevice(stream._node, where, buffer_size, "refuse", rows))
 
 
 class _LeadingAxis:

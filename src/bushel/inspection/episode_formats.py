@@ -212,7 +212,7 @@ def _scan_lerobot(facts: Facts, path: str, options: Options | None) -> None:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            builder = open_path(path, "lerobot", options, {"bad_episodes": "drop"})
+            builder = open_path(path, "lerobot", options, {"on_error": "drop"})
         facts.damage += [str(warning.message) for warning in caught][:_MOST_DAMAGE]
         found = len(builder.episodes("all"))
         if facts.count is not None and found != facts.count:

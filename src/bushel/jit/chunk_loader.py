@@ -37,7 +37,8 @@ class ChunkLoader:
       dataset: a `bushel.MapDataset` of batches of one shape (`.batch(n, drop_remainder=True)`), or any object with
         `__len__` and `get`.
       batches_per_chunk: how many batches are sent at a time.
-      ahead: how many chunks are prepared beyond the one that the device works on. The device holds up to `ahead` + 2.
+      buffer_size: how many chunks are prepared beyond the one that the device works on. The device holds up to
+        `buffer_size` + 2.
       device: a device or a sharding for the chunks; by default JAX chooses.
 
     >>> import bushel
@@ -51,7 +52,7 @@ class ChunkLoader:
     dataset: Any
     batches_per_chunk: int
     _: dataclasses.KW_ONLY
-    ahead: int = 1
+    buffer_size: int = 1
     device: Any = None
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class ChunkLoader:
         if len(self.dataset) == 0:
             raise ValueError("ChunkLoader needs at least one batch, got an empty data set.")
         checks.positive(self.batches_per_chunk, "batches_per_chunk")
-        checks.positive(self.ahead, "ahead")
+        checks.positive(self.buffer_size, "buffer_size")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -86,7 +87,7 @@ class ChunkLoader:
             for low in range(start, stop, self.batches_per_chunk):
                 high = min(low + self.batches_per_chunk, stop)
                 loads.append(pool.submit(self._load, closed, low, high))
-                if len(loads) > self.ahead:
+                if len(loads) > self.buffer_size:
                     yield loads.pop(0).result()
             while loads:
                 yield loads.pop(0).result()

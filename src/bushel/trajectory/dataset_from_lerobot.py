@@ -18,7 +18,7 @@ def make_dataset_from_lerobot(
     *,
     train: bool,
     tolerance_s: float = 1e-4,
-    bad_episodes: BadEpisodes = "raise",
+    on_error: BadEpisodes = "raise",
     **arguments: Any,
 ) -> tuple[TrajectoryDataset, dict[str, Any]]:
     """The normalised trajectories of a LeRobot data set, in the layout that transforms expect; and their statistics.
@@ -27,10 +27,10 @@ def make_dataset_from_lerobot(
       name, data_dir: the data set lies in `data_dir/name`, or is `data_dir` itself; `data_dir` may be a URL.
       train: True for the first 95 % of the episodes, False for the rest; `train_split` and `val_split` choose others.
       tolerance_s: the largest distance between the time of a row and that of its frame in a video, in seconds.
-      bad_episodes: "raise", "mask" or "drop" episodes whose videos do not fit to the rows, see `LeRobotSource`.
+      on_error: "raise", "mask" or "drop" episodes whose videos do not fit to the rows, see `LeRobotSource`.
       arguments: all other arguments of `make_dataset_from_rlds`. Names of the observation are those of the features
         without "observation.": `image_obs_keys={"primary": "images.front"}`, `proprio_obs_keys={"arm": "state"}`. The
         text of the task is `language_key="language_instruction"`.
     """
-    options = {"tolerance_s": tolerance_s, "bad_episodes": bad_episodes}
-    return make_dataset_from_rlds(name, data_dir, train=train, kind="lerobot", format_options=options, **arguments)
+    options = {"tolerance_s": tolerance_s, "on_error": on_error}
+    return make_dataset_from_rlds(name, data_dir, train=train, format="lerobot", format_options=options, **arguments)

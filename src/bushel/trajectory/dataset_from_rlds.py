@@ -244,7 +244,7 @@ def make_dataset_from_rlds(
     train_split: str | None = None,
     val_split: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    kind: str = "rlds",
+    format: str = "rlds",
     format_options: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> tuple[TrajectoryDataset, dict[str, Any]]:
@@ -283,7 +283,7 @@ def make_dataset_from_rlds(
       train_split, val_split: the splits for `train=True` and `train=False`, for example "train[:80%]". Statistics are
         always those of the training split.
       storage_options: options of the store, if `data_dir` is a URL.
-      kind: the format of the data set, see `open_episodes`.
+      format: the format of the data set, see `open_episodes`.
       format_options: options of the format, see `open_episodes`.
 
     >>> import tempfile
@@ -308,7 +308,7 @@ def make_dataset_from_rlds(
     builder = open_episodes(
         name,
         data_dir,
-        kind=kind,
+        format=format,
         storage_options=storage_options,
         format_options=format_options,
         cache_dir=cache,

@@ -22,7 +22,7 @@ _OPENERS = {
 }
 """Functions of (name, data_dir, storage_options) and options of the format. They are imported when one is needed."""
 
-KINDS = tuple(_OPENERS)
+FORMATS = tuple(_OPENERS)
 """The names of the formats."""
 
 
@@ -31,7 +31,7 @@ def open_episodes(
     name: str,
     data_dir: Path,
     *,
-    kind: str = "rlds",
+    format: str = "rlds",
     storage_options: Options | None = None,
     format_options: Mapping[str, Any] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -41,25 +41,25 @@ def open_episodes(
     >>> import os, tempfile, numpy as np
     >>> folder = tempfile.mkdtemp()
     >>> np.savez(os.path.join(folder, "0.npz"), state=np.zeros((5, 3)), action=np.zeros((5, 2)))
-    >>> builder = open_episodes("mine", folder, kind="npz")
+    >>> builder = open_episodes("mine", folder, format="npz")
     >>> builder.episodes("train")[0]["observation"]["state"].shape
     (5, 3)
 
     Args:
       name: the name of the data set.
       data_dir: a path or URL. The data set lies in data_dir/name, or is `data_dir` itself.
-      kind: the format: "rlds", "robomimic", "aloha", "npz" or "lerobot".
+      format: the format: "rlds", "robomimic", "aloha", "npz" or "lerobot".
       storage_options: the options of the store.
       format_options: the options of the format: the other arguments of the function that opens it.
       cache_dir: the folder for what some formats keep between runs; by default the cache folder of Bushel.
     """
-    check_kind(kind, name)
-    opener = _load_opener(kind)
+    check_format(format, name)
+    opener = _load_opener(format)
     given = dict(as_mapping(format_options or {}, f"format_options of {name}"))
     known = [argument for argument in inspect.signature(opener).parameters if argument not in _COMMON]
     if given and not known:
-        raise ValueError(f"Data set {name!r}: the format {kind!r} has no format_options; got {sorted(given)}.")
-    refuse_unknown(given, known, f"Data set {name!r}: the format {kind!r}", "option")
+        raise ValueError(f"Data set {name!r}: the format {format!r} has no format_options; got {sorted(given)}.")
+    refuse_unknown(given, known, f"Data set {name!r}: the format {format!r}", "option")
     if "cache_dir" in known:
         given = {"cache_dir": cache_dir, **given}
     return opener(name, data_dir, storage_options, **given)
@@ -68,12 +68,12 @@ def open_episodes(
 _COMMON = ("name", "data_dir", "storage_options")
 
 
-def check_kind(kind: Any, name: str) -> None:
+def check_format(format: Any, name: str) -> None:
     """Raises ValueError if there is no such format."""
-    if kind not in KINDS:
-        raise ValueError(f"Data set {name!r}: kind must be one of {', '.join(KINDS)}; got {kind!r}.")
+    if format not in FORMATS:
+        raise ValueError(f"Data set {name!r}: format must be one of {', '.join(FORMATS)}; got {format!r}.")
 
 
-def _load_opener(kind: str) -> Any:
-    module, _, function = _OPENERS[kind].partition(":")
+def _load_opener(format: str) -> Any:
+    module, _, function = _OPENERS[format].partition(":")
     return getattr(importlib.import_module(module), function)

@@ -20,7 +20,7 @@ from bushel.sources.output_folders import join_path
 from bushel.sources.paths import Options, expand_path, is_url
 from bushel.sources.tfds_json import read_json
 from bushel.trajectory.episode_builder import EpisodeBuilder
-from bushel.trajectory.episode_formats import KINDS, open_episodes
+from bushel.trajectory.episode_formats import FORMATS, open_episodes
 
 _HDF5 = (".hdf5", ".h5")
 _INFO = "dataset_info.json"
@@ -67,7 +67,7 @@ def detect_kind(path: str, options: Options | None = None) -> str:
         raise folder.refusal
     if is_web(place):
         raise explain_web_folder(place)
-    raise ValueError(f"{redact.show(path)} is no data set of a known format. Name its format: {', '.join(KINDS)}.")
+    raise ValueError(f"{redact.show(path)} is no data set of a known format. Name its format: {', '.join(FORMATS)}.")
 
 
 def open_path(
@@ -82,7 +82,7 @@ def open_path(
         above = place  # one file, with the query of its address
     elif kind == "robomimic" and len(files := Listing(place, options).find(*_HDF5)) == 1:
         above = join_path(place, files[0])
-    return open_episodes(name, above or ".", kind=kind, storage_options=options, format_options=format_options)
+    return open_episodes(name, above or ".", format=kind, storage_options=options, format_options=format_options)
 
 
 def _find_kind_by_listing(folder: Listing) -> str | None:

@@ -19,7 +19,7 @@ from bushel.trajectory.backends import BACKENDS
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.config_values import as_mapping, make_plain, refuse_unknown, to_json
 from bushel.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
-from bushel.trajectory.episode_formats import check_kind
+from bushel.trajectory.episode_formats import check_format
 from bushel.trajectory.module_spec import Function
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.oxe.entry_points import make_oxe_dataset_kwargs, make_oxe_dataset_kwargs_and_weights
@@ -37,7 +37,7 @@ class DatasetConfig:
     `make_dataset_from_rlds`, except these:
 
     Args:
-      kind: the format: "rlds", "robomimic", "aloha", "npz" or "lerobot"; see `open_episodes`.
+      format: the format: "rlds", "robomimic", "aloha", "npz" or "lerobot"; see `open_episodes`.
       weight: its share of a mixture, in any unit.
       frame_filter: a function of a trajectory that returns one bool per frame: which frames are samples.
       override_traj_transform_kwargs: arguments that replace those in the mixture's `traj_transform_kwargs`.
@@ -49,7 +49,7 @@ class DatasetConfig:
 
     name: str
     data_dir: str
-    kind: str = "rlds"
+    format: str = "rlds"
     weight: float = 1.0
     train_split: str | None = None
     val_split: str | None = None
@@ -86,7 +86,7 @@ class DatasetConfig:
             if not isinstance(getattr(self, field), str) or not getattr(self, field):
                 value = redact.clean(repr(getattr(self, field)))
                 raise TypeError(f"{field} of a DatasetConfig must be a text, got {value}.")
-        check_kind(self.kind, self.name)
+        check_format(self.format, self.name)
         weight = self.weight
         if not isinstance(weight, numbers.Real) or not 0 <= float(weight) < math.inf:
             raise ValueError(f"Data set {self.name!r}: weight must be a number, 0 or above; got {weight!r}.")

@@ -30,7 +30,7 @@ def open_lerobot(
     storage_options: Options | None = None,
     *,
     tolerance_s: float = 1e-4,
-    bad_episodes: BadEpisodes = "raise",
+    on_error: BadEpisodes = "raise",
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> LeRobotBuilder:
     """The episodes of a LeRobot data set: data_dir/name, or `data_dir` itself.
@@ -40,7 +40,7 @@ def open_lerobot(
       data_dir: a path or URL.
       storage_options: the options of the store.
       tolerance_s: the largest distance between the time of a row and that of its frame in a video, in seconds.
-      bad_episodes: what happens to episodes whose video is missing or does not fit, see `LeRobotSource`: "raise" when
+      on_error: what happens to episodes whose video is missing or does not fit, see `LeRobotSource`: "raise" when
         one of their frames is read, "mask" the camera, or "drop" the episode.
       cache_dir: the folder where the table of the data set is kept.
     """
@@ -49,7 +49,7 @@ def open_lerobot(
         folder = LeRobotFolder(f"{root}/{name}", storage_options=storage_options)
     except FileNotFoundError:
         folder = LeRobotFolder(root, storage_options=storage_options)
-    return LeRobotBuilder(folder, name=name, tolerance_s=tolerance_s, bad_episodes=bad_episodes, cache_dir=cache_dir)
+    return LeRobotBuilder(folder, name=name, tolerance_s=tolerance_s, on_error=on_error, cache_dir=cache_dir)
 
 
 class LeRobotBuilder(EpisodeBuilder):
@@ -66,11 +66,11 @@ class LeRobotBuilder(EpisodeBuilder):
         *,
         name: str = "lerobot",
         tolerance_s: float = 1e-4,
-        bad_episodes: BadEpisodes = "raise",
+        on_error: BadEpisodes = "raise",
         cache_dir: str | os.PathLike[str] | None = None,
     ):
         self.folder, self.name, self.fps = folder, name, folder.fps
-        self._table = open_table(folder, tolerance_s=tolerance_s, bad_episodes=bad_episodes, cache_dir=cache_dir)
+        self._table = open_table(folder, tolerance_s=tolerance_s, on_error=on_error, cache_dir=cache_dir)
         assert self._table.numbers is not None
         places = {episode: place for place, episode in enumerate(self._table.numbers.tolist())}
         listed = {split: [places[e] for e in own if e in places] for split, own in folder.splits.items()}

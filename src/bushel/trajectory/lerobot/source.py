@@ -42,7 +42,7 @@ class LeRobotSource:
       tolerance_s: the largest distance between the time of a row and that of its frame in a video, in seconds. Cameras
         with another rate than the rows need half the time between their frames.
       float_images: pictures as lerobot returns them, see above.
-      bad_episodes: what happens to episodes whose video is missing, damaged, or does not fit to the rows. "raise":
+      on_error: what happens to episodes whose video is missing, damaged, or does not fit to the rows. "raise":
         reading one of their frames raises an error that names episode, camera and file. "mask": such frames are black,
         and `<name>_is_pad` is True, also outside windows. "drop": the episodes are left out. Damaged rows raise an
         error at once, unless this is "mask" or "drop": then these episodes are left out.
@@ -61,15 +61,15 @@ class LeRobotSource:
         episodes: Sequence[int] | None = None,
         tolerance_s: float = 1e-4,
         float_images: bool = False,
-        bad_episodes: BadEpisodes = "raise",
+        on_error: BadEpisodes = "raise",
         cache_dir: str | os.PathLike[str] | None = None,
         storage_options: Options | None = None,
     ):
         self.folder = LeRobotFolder(path, storage_options=storage_options)
         deltas = {key: list(map(float, values)) for key, values in (delta_timestamps or {}).items()}
         self._steps = {key: _to_steps(key, values, self.folder, tolerance_s) for key, values in deltas.items()}
-        self._table = open_table(self.folder, tolerance_s=tolerance_s, bad_episodes=bad_episodes, cache_dir=cache_dir)
-        self._float_images, self._masked = bool(float_images), bad_episodes == "mask"
+        self._table = open_table(self.folder, tolerance_s=tolerance_s, on_error=on_error, cache_dir=cache_dir)
+        self._float_images, self._masked = bool(float_images), on_error == "mask"
         self._chosen = _choose_episodes(self._table, episodes, self.folder)
         self.folder.forget()
         self._ends = np.cumsum(self._table.lengths[self._chosen])

@@ -44,16 +44,16 @@ def open_table(
     folder: LeRobotFolder,
     *,
     tolerance_s: float = 1e-4,
-    bad_episodes: BadEpisodes = "raise",
+    on_error: BadEpisodes = "raise",
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Episodes:
     """The table of a data set, from the cache folder if it is there. Its columns are named as the features.
 
     `task` has the text of each row. `numbers` of the table are the `episode_index` of its episodes.
     """
-    if bad_episodes not in get_args(BadEpisodes):
-        raise ValueError(f"bad_episodes must be one of {', '.join(get_args(BadEpisodes))}; got {bad_episodes!r}.")
-    fingerprint = [*folder.fingerprint(), _FORMAT, tolerance_s, bad_episodes]
+    if on_error not in get_args(BadEpisodes):
+        raise ValueError(f"on_error must be one of {', '.join(get_args(BadEpisodes))}; got {on_error!r}.")
+    fingerprint = [*folder.fingerprint(), _FORMAT, tolerance_s, on_error]
     root = paths.expand_path(cache_dir) if cache_dir else get_cache_folder()
     key = whole_digest([tables.FORMAT, *fingerprint])
     place, pictures = os.path.join(root, "episodes", key), os.path.join(root, "videos", key)
@@ -69,7 +69,7 @@ def open_table(
                 BushelWarning,
                 stacklevel=3,
             )
-    table = dataclasses.replace(_build(folder, tolerance_s, bad_episodes), fingerprint=fingerprint)
+    table = dataclasses.replace(_build(folder, tolerance_s, on_error), fingerprint=fingerprint)
     folder.forget()
     try:
         parts = tables.find_parts(table)
@@ -89,26 +89,26 @@ def open_table(
         return table
 
 
-def _build(folder: LeRobotFolder, tolerance_s: float, bad_episodes: BadEpisodes) -> Episodes:
+def _build(folder: LeRobotFolder, tolerance_s: float, on_error: BadEpisodes) -> Episodes:
     rows = read_rows(folder, tolerance_s)
     _report_lengths(rows, folder)
     _find_unknown_tasks(rows, folder)
     broken = [f"{text}" for text in rows.lost_files.values()] + list(rows.faults.values())
-    if broken and bad_episodes == "raise":
+    if broken and on_error == "raise":
         raise DamagedFile(
-            f"{broken[0]}{'' if len(broken) == 1 else f' ({len(broken)} faults in all.)'} Pass bad_episodes='drop' to "
+            f"{broken[0]}{'' if len(broken) == 1 else f' ({len(broken)} faults in all.)'} Pass on_error='drop' to "
             "leave out such episodes."
         )
     videos = _Videos(folder, rows, tolerance_s)
     videos.find()
-    if videos.overlaps and bad_episodes == "raise":
+    if videos.overlaps and on_error == "raise":
         raise DamagedFile(
             f"{videos.overlaps[0]}{'' if len(videos.overlaps) == 1 else f' ({len(videos.overlaps)} faults in all)'}. "
             "These episodes would get the frames of others. Correct from_timestamp and to_timestamp in meta/episodes, "
-            "or pass bad_episodes='drop' to leave out such episodes."
+            "or pass on_error='drop' to leave out such episodes."
         )
     dropped = set(rows.faults)
-    if bad_episodes == "drop":
+    if on_error == "drop":
         dropped |= {episode for episode, _ in videos.faults}
     texts = broken + list(videos.faults.values())
     if texts:
@@ -116,7 +116,7 @@ def _build(folder: LeRobotFolder, tolerance_s: float, bad_episodes: BadEpisodes)
             "raise": "Reading their frames raises an error",
             "drop": "They are left out",
             "mask": "Their frames are black, and masked",
-        }[bad_episodes]
+        }[on_error]
         warnings.warn(
             f"{redact.show(folder.path)}: {len(texts)} faults in episodes. {done}. The first: {texts[0]}.",
             BushelWarning,
@@ -125,7 +125,7 @@ def _build(folder: LeRobotFolder, tolerance_s: float, bad_episodes: BadEpisodes)
     kept = ~np.isin(rows.episodes, list(dropped))
     if not kept.any():
         raise DamagedFile(f"{redact.show(folder.path)} has no episode that can be read. The first fault: {texts[0]}.")
-    return _make_table(folder, rows, videos, kept, masked=bad_episodes == "mask")
+    return _make_table(folder, rows, videos, kept, masked=on_error == "mask")
 
 
 def _report_lengths(rows: Rows, folder: LeRobotFolder) -> None:

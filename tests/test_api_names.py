@@ -1,0 +1,234 @@
+"""One concept has one name: the public signatures against the table of names in docs/design/api.md."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import grain
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "docs" / "_ext")]
+public_names = importlib.import_module("public_names")
+
+pytest.importorskip("jax")
+pytest.importorskip("ray")
+
+# By the reason, then by the function, the arguments that keep a name of the third column. Grain's arguments are not
+# listed here: the test looks them up in Grain.
+EXCEPTIONS: dict[str, dict[str, str]] = {
+    "of CrossFormer, dlimp and Octo": {
+        "bushel.trajectory.DatasetConfig.__init__": "data_dir, ignore_errors, num_parallel_calls",
+        "bushel.trajectory.MixtureConfig.__init__": "traj_transform_threads, traj_read_threads",
+        "bushel.trajectory.MixtureConfig.from_mix": "data_dir",
+        "bushel.trajectory.TrajectoryDataset.flatten": "num_parallel_calls",
+        "bushel.trajectory.TrajectoryDataset.frame_map": "num_parallel_calls",
+        "bushel.trajectory.TrajectoryDataset.iterator": "prefetch",
+        "bushel.trajectory.TrajectoryDataset.traj_map": "num_parallel_calls",
+        "bushel.trajectory.TrajectoryDataset.with_ram_budget": "gigabytes",
+        "bushel.trajectory.apply_frame_transforms": "num_parallel_calls",
+        "bushel.trajectory.apply_trajectory_transforms": "num_parallel_calls",
+        "bushel.trajectory.get_dataset_statistics": "save_dir, force_recompute",
+        "bushel.trajectory.make_dataset_from_rlds": "data_dir, ignore_errors, num_parallel_calls",
+        "bushel.trajectory.make_interleaved_dataset": "traj_transform_threads, traj_read_threads",
+        "bushel.trajectory.make_oxe_dataset_kwargs": "data_dir",
+        "bushel.trajectory.make_oxe_dataset_kwargs_and_weights": "data_dir",
+    },
+    "of TFDS and TensorFlow: the folder above the name and the version, the files inside of a data set, a tf.Example": {
+        "bushel.sources.encode_example": "features",
+        "bushel.trajectory.RLDSBuilder.__init__": "data_dir",
+        "bushel.trajectory.RLDSEpisodes.__init__": "features",
+        "bushel.trajectory.convert_episodes": "file_format",
+        "bushel.trajectory.make_dataset_from_lerobot": "data_dir",
+        "bushel.trajectory.open_episodes": "data_dir",
+        "bushel.trajectory.write_rlds": "data_dir, file_format",
+    },
+    "of cyreal": {
+        "bushel.jit.DiskSource.__init__": "prefetch_size",
+        "bushel.jit.cereal.BatchTransform.__init__": "drop_last, pad_last_batch",
+        "bushel.jit.cereal.MNISTDiskSource.__init__": "prefetch_size",
+        "bushel.jit.datasets.*.__init__": "data_dir, data_path",
+        "bushel.jit.datasets.*make_*disk_source": "prefetch_size",
+        "bushel.jit.datasets.time_utils.load_time_series_from_csv": "data_path, filename, url",
+    },
+    "of Grain, in the twin of a class or method that has it there": {
+        "bushel.IterDataset.mp_prefetch": "num_workers",  # an argument of MultiprocessingOptions
+        "bushel.IterDataset.ray_prefetch": "options",
+        "bushel.RayOptions.__init__": "num_workers",
+    },
+    "keys of JAX": {
+        "bushel.jit.*.apply": "keys",
+        "bushel.trajectory.augment_images": "keys",
+    },
+    "features of an element, as in Grain's packing": {"bushel.MapDataset.bucket": "features"},
+    "which records, as `ds.where`": {"bushel.jit.ArraySource.__init__": "where"},
+    "the options of a pipeline: DatasetOptions": {
+        "bushel.ElasticIterator.__init__": "options",
+        "bushel.trajectory.TrajectoryDataset.__init__": "options",
+    },
+    "to be private": {
+        "bushel.sources.RaggedDataSource.*": "names",
+        "bushel.trajectory.Episodes.__init__": "folder",
+        "bushel.trajectory.LeRobotBuilder.__init__": "folder",
+        "bushel.trajectory.LeRobotEpisodes.__init__": "folder",
+        "bushel.trajectory.TrajectoryDataset.__init__": "threads",
+        "bushel.trajectory.TrajectoryDataset.with_threads": "threads",
+        "bushel.trajectory.data_utils.matching_key": "names",
+        "bushel.trajectory.task_augmentation.choose_paraphrases": "filename",
+    },
+}
+
+
+def read_table(text: str) -> list[tuple[list[str], list[str]]]:
+    """The rows of the table of names: the names to use, and the names never to use."""
+    table = text.partition("\n## The table of names\n")[2]
+    rows = re.findall(r"^\| [^|`-][^|]* \| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)
+    return [(re.findall(r"`([^`]+)`", use), re.findall(r"`([^`]+)`", never)) for use, never in rows if "`" in use]
+
+
+TABLE = read_table((ROOT / "docs" / "design" / "api.md").read_text(encoding="utf-8"))
+
+
+def methods_of(kind: type) -> Iterable[tuple[str, Any]]:
+    for name in dir(kind):
+        if not name.startswith("_") or name in ("__init__", "__new__", "__call__"):
+            raw = inspect.getattr_static(kind, name)
+            yield name, getattr(raw, "__func__", raw)
+
+
+@functools.cache
+def public_functions() -> dict[str, Callable[..., Any]]:
+    """Every function and method of a public module that is Bushel's own, by the first public name that it has."""
+    found: dict[int, tuple[str, Any]] = {}
+    for name in public_names.homes().values():
+        own = [("", name.value)] if not inspect.isclass(name.value) else methods_of(name.value)
+        for method, function in own:
+            if callable(function) and str(getattr(function, "__module__", None)).startswith("bushel"):
+                found.setdefault(id(function), (f"{name.full}.{method}".rstrip("."), function))
+    return dict(found.values())
+
+
+def arguments_of(function: Callable[..., Any]) -> list[str]:
+    """The names that a caller may write. `*args` and `**options` have none."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a class without a signature of its own
+        return []
+    return [entry.name for entry in parameters if entry.kind not in (entry.VAR_POSITIONAL, entry.VAR_KEYWORD)]
+
+
+def is_grains(name: str, argument: str) -> bool:
+    """Whether Grain has this argument in the function of this name."""
+    path = name.split(".")[1:]
+    for module in (grain, grain.experimental, grain.multiprocessing):  # `bushel` has some names of the last two
+        theirs = functools.reduce(lambda value, part: getattr(value, part, None), path, module)
+        if callable(theirs) and argument in arguments_of(theirs):
+            return True
+    return False
+
+
+def find_synonyms(functions: Mapping[str, Callable[..., Any]]) -> list[tuple[str, str, str]]:
+    """Each use of a name that the table forbids: the function, the argument, and the names to use instead."""
+    return [
+        (name, argument, " or ".join(use))
+        for name, function in functions.items()
+        for argument in arguments_of(function)
+        for use, never in TABLE
+        if any(fnmatchcase(argument, pattern) for pattern in never) and not is_grains(name, argument)
+    ]
+
+
+def exceptions() -> list[tuple[str, str]]:
+    return [
+        (pattern, argument)
+        for functions in EXCEPTIONS.values()
+        for pattern, arguments in functions.items()
+        for argument in arguments.split(", ")
+    ]
+
+
+def is_excepted(name: str, argument: str) -> bool:
+    return any(fnmatchcase(name, pattern) and argument == other for pattern, other in exceptions())
+
+
+def test_an_argument_has_the_name_of_its_concept():
+    synonyms = find_synonyms(public_functions())
+    lines = [f"{name}({argument}=): {use}" for name, argument, use in synonyms if not is_excepted(name, argument)]
+    assert not lines, "The table in docs/design/api.md has other names:\n" + "\n".join(lines)
+
+
+def test_each_exception_is_needed():
+    synonyms = find_synonyms(public_functions())
+    assert len(set(exceptions())) == len(exceptions())
+    for pattern, argument in exceptions():
+        used = any(fnmatchcase(name, pattern) and argument == other for name, other, _ in synonyms)
+        assert used, f"{pattern}({argument}=) is no synonym any more: remove it from EXCEPTIONS"
+
+
+def test_the_table_is_read():
+    assert len(TABLE) >= 18
+    for use, never in TABLE:
+        assert use and never
+        assert not set(use) & set(never)
+    names = [name for use, _ in TABLE for name in use]
+    assert len(names) == len(set(names)), "a name stands for one concept"
+
+
+def test_the_names_of_the_table_are_used():
+    given = {argument for function in public_functions().values() for argument in arguments_of(function)}
+    for use, _ in TABLE:
+        for name in use:
+            assert any(fnmatchcase(argument, name) for argument in given), name
+
+
+def test_signatures_are_read():
+    """The test sees classes, methods, class methods and functions, each with its own arguments."""
+    functions = public_functions()
+    for name, argument in {
+        "bushel.MapDataset.column": "cache_dir",
+        "bushel.jit.DataLoader.scan_epoch": "unroll",
+        "bushel.trajectory.MixtureConfig.from_mix": "data_dir",
+        "bushel.trajectory.make_dataset_from_rlds": "num_parallel_calls",
+        "bushel.sources.convert": "target_storage_options",
+        "bushel.Written.__init__": "skipped",
+    }.items():
+        assert argument in arguments_of(functions[name])
+    assert len(functions) > 500
+
+
+def test_a_synonym_is_found():
+    class Loader:
+        def __init__(self, path, *, prefetch_size=2, timeout_ms=1, **options): ...
+
+        @classmethod
+        def of(cls, folder): ...
+
+    def load(paths, *, drop_last=False, workers=None, budget_mb=1.0): ...
+
+    made_up = {
+        "bushel.new.load": load,
+        "bushel.new.Loader.__init__": Loader.__init__,
+        "bushel.new.Loader.of": Loader.of,
+    }
+    assert find_synonyms(made_up) == [
+        ("bushel.new.load", "drop_last", "remainder or drop_remainder"),
+        ("bushel.new.load", "budget_mb", "*_bytes"),
+        ("bushel.new.Loader.__init__", "prefetch_size", "buffer_size"),
+        ("bushel.new.Loader.__init__", "timeout_ms", "*_s"),
+        ("bushel.new.Loader.of", "folder", "path or paths"),
+    ]
+
+
+def test_an_argument_of_grains_keeps_its_name_there_and_only_there():
+    def call(num_workers): ...
+
+    assert find_synonyms({"bushel.MultiprocessingOptions.__init__": call}) == []
+    assert find_synonyms({"bushel.new.call": call}) == [("bushel.new.call", "num_workers", "workers")]
