@@ -98,8 +98,8 @@ def measure_statistics(kind: str, folder: str, frames: int) -> tuple[Cost, float
         "train_split": "all",
         "cache_dir": os.path.join(folder, "cache"),
     }
-    first, (_, found) = measure(lambda: make_dataset_from_rlds("robot", folder, train=True, kind=kind, **arguments))
-    again, _ = measure(lambda: make_dataset_from_rlds("robot", folder, train=True, kind=kind, **arguments))
+    first, (_, found) = measure(lambda: make_dataset_from_rlds("robot", folder, train=True, format=kind, **arguments))
+    again, _ = measure(lambda: make_dataset_from_rlds("robot", folder, train=True, format=kind, **arguments))
     assert int(found["num_transitions"]) == frames
     return first, again.cpu_s
 
@@ -148,7 +148,7 @@ def measure_frames(kind: str, folder: str, count: int) -> tuple[float, float]:
     from bushel.trajectory.encoded_images import read_all
     from bushel.trajectory.episode_formats import open_episodes
 
-    source: Any = open_episodes("robot", folder, kind=kind).episodes()
+    source: Any = open_episodes("robot", folder, format=kind).episodes()
     if kind == "rlds":
         source = source.index(progress=False)
 

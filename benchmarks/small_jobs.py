@@ -90,7 +90,7 @@ class RldsFrames:
     def __init__(self, folder: str):
         from bushel.trajectory.episode_formats import open_episodes
 
-        source: Any = open_episodes("robot", folder, kind="rlds").episodes()
+        source: Any = open_episodes("robot", folder, format="rlds").episodes()
         self.episodes = source.index(progress=False)
 
     def __len__(self) -> int:

@@ -113,7 +113,7 @@ def test_robots_have_the_statistics_of_training(kind, written, tmp_path, capsys)
     assert cli.main(["stats", str(written / target), str(output)]) == 0
     found = load_statistics(output)
     above, name = (written / target).parent, (written / target).name
-    episodes = open_episodes(name, above, kind=kind).episodes("all")
+    episodes = open_episodes(name, above, format=kind).episodes("all")
     assert found == get_dataset_statistics(list(episodes), ["state"], ["test", kind], tmp_path, progress=False)
     assert found["num_trajectories"] == 4 and len(found["action"]["mean"]) == 2 and len(found["state"]["p99"]) == 3
 

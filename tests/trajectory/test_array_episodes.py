@@ -325,8 +325,8 @@ def test_remote_files():
     for path in [*sorted(GOLDEN.glob("aloha_sim/*.hdf5")), GOLDEN / "robomimic.hdf5"]:
         store.pipe(f"/robots/{path.relative_to(GOLDEN)}", path.read_bytes())
     for name, kind in (("aloha_sim", "aloha"), ("robomimic", "robomimic")):
-        there = open_episodes(name, "memory://robots", kind=kind).episodes()
-        here = open_episodes(name, GOLDEN, kind=kind).episodes()
+        there = open_episodes(name, "memory://robots", format=kind).episodes()
+        here = open_episodes(name, GOLDEN, format=kind).episodes()
         assert len(there) == len(here)
         for found, expected in zip(there.__getitems__([0, 2]), here.__getitems__([0, 2])):
             for path, leaf in flatten_tree(found).items():

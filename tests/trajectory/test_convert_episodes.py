@@ -344,8 +344,8 @@ def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
         assert sorted(folder.names(deep=True)) == sorted(here.names(deep=True))
         for name in here.names(deep=True):
             assert folder.read(name) == here.read(name) or name.endswith(".mp4"), name
-        found = open_episodes("arm", f"s3://{servers.BUCKET}/sets", kind=to).episodes()
-        expected = open_episodes("arm", tmp_path / "here", kind=to).episodes()
+        found = open_episodes("arm", f"s3://{servers.BUCKET}/sets", format=to).episodes()
+        expected = open_episodes("arm", tmp_path / "here", format=to).episodes()
         assert len(found) == len(expected) == len(LENGTHS)
         for one, other in zip(found, expected):
             np.testing.assert_array_equal(one["action"], other["action"])
@@ -404,7 +404,7 @@ def test_a_table_for_other_machines_needs_no_cache_of_this_one(kind, rlds, tmp_p
     if kind == "lerobot":
         convert_episodes(rlds, tmp_path / "lerobot" / "arm", format="lerobot", fps=10, codec="h264")
     above = tmp_path if kind == "rlds" else tmp_path / "lerobot"
-    builder = open_episodes("arm", above, kind=kind, cache_dir=tmp_path / "cache")
+    builder = open_episodes("arm", above, format=kind, cache_dir=tmp_path / "cache")
     built, _ = build_table(builder, {"train": builder.positions("all")}, None, (), 1)
     table = tables.save(built, str(tmp_path / "cache" / "table"))
     expected = [decode_image(image) for image in table.image_columns[0].take(np.arange(14))]

@@ -139,7 +139,7 @@ def read(name: str, folder: Path, **more: Any) -> list[dict[str, Any]]:
         "arm",
         folder,
         train=True,
-        kind=kind,
+        format=kind,
         image_obs_keys={"primary": camera},
         proprio_obs_keys={"arm": "state"},
         language_key="language_instruction",

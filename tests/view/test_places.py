@@ -145,7 +145,7 @@ def test_windows_of_whole_trajectories_have_places_too(robots):
 @pytest.mark.parametrize("kind", ["rlds", "npz", "aloha", "robomimic", "lerobot"])
 def test_episodes_of_each_format(formats, kind):
     name, folder = formats[kind]
-    source = open_episodes(name, folder, kind=kind).episodes("all")
+    source = open_episodes(name, folder, format=kind).episodes("all")
     ds = MapDataset.source(source).shuffle(seed=3)
     for index in range(3):
         place, tree = find_place(ds._node, index), ds[index]
@@ -158,7 +158,7 @@ def test_episodes_of_each_format(formats, kind):
 @pytest.mark.parametrize("kind", ["npz", "robomimic", "lerobot"])
 def test_episodes_of_a_split_keep_their_numbers(formats, kind):
     name, folder = formats[kind]
-    ds = MapDataset.source(open_episodes(name, folder, kind=kind).episodes("train[1:]"))
+    ds = MapDataset.source(open_episodes(name, folder, format=kind).episodes("train[1:]"))
     assert [find_place(ds._node, index).episode for index in range(2)] == [1, 2]
 
 

@@ -132,7 +132,7 @@ def test_names_of_any_form_are_read_or_left_out(named, tmp_path, names):
 @pytest.mark.parametrize("kind", ["rlds", "npz", "aloha", "robomimic", "lerobot"])
 def test_whole_episodes_of_each_format_are_listed(formats, kind):
     name, folder = formats[kind]
-    ds = MapDataset.source(open_episodes(name, folder, kind=kind).episodes("all"))
+    ds = MapDataset.source(open_episodes(name, folder, format=kind).episodes("all"))
     found = list_all(ds.seed(3).shuffle())
     assert found["total"] == len(LENGTHS)
     assert [(one["episode"], one["length"]) for one in found["episodes"]] == list(enumerate(LENGTHS))

@@ -45,7 +45,7 @@ def formats(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["rlds", "npz", "lerobot"])
 def test_episodes_are_read_back(tmp_path, formats, kind):
     name, folder = formats[kind]
-    source = open_episodes(name, folder, kind=kind).episodes("all")
+    source = open_episodes(name, folder, format=kind).episodes("all")
     path = tmp_path / "arm.rrd"
     assert to_rerun(MapDataset.source(source), path, elements=[0, 2]).elements == 2
     found = read(path)

@@ -128,7 +128,7 @@ def test_scrubbing_goes_over_the_whole_episode(mixture):
 @pytest.mark.parametrize("kind", ["rlds", "npz", "aloha", "robomimic", "lerobot"])
 def test_episodes_of_each_format(formats, kind):
     name, folder = formats[kind]
-    ds = MapDataset.source(open_episodes(name, folder, kind=kind).episodes("all"))
+    ds = MapDataset.source(open_episodes(name, folder, format=kind).episodes("all"))
     assert panel.about(Session(ds)) == {"applies": True}
     for episode, time in ((0, 0), (2, 7), (1, 1)):
         answer = ask(ds, index=episode, time=time)
