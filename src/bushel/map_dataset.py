@@ -211,12 +211,6 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
     _stats = Stats()
 
-    if not TYPE_CHECKING:  # a type checker reports it
-        __add__ = hints.Unsupported(
-            "Write `bushel.MapDataset.concatenate([a, b])` for one dataset after the other, or "
-            "`bushel.MapDataset.mix([a, b])` for a mixture."
-        )
-
     def __init__(self, parents: MapDataset[Any] | Sequence[MapDataset[Any]] = ()):
         self._parents = (parents,) if isinstance(parents, MapDataset) else tuple(parents)
 
