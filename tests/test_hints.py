@@ -317,3 +317,24 @@ def test_the_map_without_a_return_is_blamed_and_not_a_filter(caplog):
     caplog.clear()
     list(MapDataset.range(2000).filter(lambda x: x < 9).map(plain).shuffle(seed=1))
     assert caplog.records[0].getMessage().startswith("filter(<lambda>) dropped ")
+
+
+@pytest.mark.parametrize(
+    ("call", "former", "name"),
+    [
+        (lambda ds, folder: ds.column(len, cache=folder), "cache", "cache_dir"),
+        (lambda ds, folder: ds.column(len, options=None), "options", "workers"),
+        (lambda ds, folder: ds.save(folder, options=None), "options", "workers"),
+        (lambda ds, folder: ds.to_device(buffer=3), "buffer", "buffer_size"),
+        (lambda ds, folder: ds.to_iter_dataset().to_device(where=None), "where", "device"),
+    ],
+)
+def test_an_argument_that_had_another_name_still_works(call, former, name, tmp_path):
+    ds = bushel.MapDataset.source(["a", "bc"])
+    with pytest.warns(bushel.BushelDeprecationWarning, match=f"The argument `{former}` of .* is called `{name}` now"):
+        assert call(ds, tmp_path / "folder") is not None
+
+
+def test_both_names_of_one_argument_are_refused():
+    with pytest.raises(TypeError, match="`buffer` and `buffer_size` of to_device are one"):
+        bushel.MapDataset.range(3).to_device(buffer=3, buffer_size=2)

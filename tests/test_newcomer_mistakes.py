@@ -146,11 +146,6 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "itself.",
         ),
         (
-            "ds + ds",
-            "Write `bushel.MapDataset.concatenate([a, b])` for one dataset after the other, or "
-            "`bushel.MapDataset.mix([a, b])` for a mixture.",
-        ),
-        (
             "bushel.load(ds, batch_size=4, shuffle=True)",
             "Shuffling requires a seed. Write `shuffle=True, seed=0`.",
         ),
@@ -486,10 +481,6 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "On devices and in jax.jit": [
-        (
-            "ds.batch(2).to_device(buffer=4)",
-            "MapDataset.to_device has no argument `buffer`. Write `buffer_size=4`.",
-        ),
         (
             'next(iter(ds.batch(2).to_device("gpu")))',
             "to_device takes a device, a Sharding, or a tree of them that has the structure of an element; got "

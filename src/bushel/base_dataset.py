@@ -152,6 +152,7 @@ class Dataset(abc.ABC, Generic[T_co]):
         """
         return display.ShownElement(_read_element(self._node, checks.integer(index, "index")), index, tokenizer)
 
+    @hints.renamed_arguments(options="workers")
     def save(
         self,
         path: str | os.PathLike[str],

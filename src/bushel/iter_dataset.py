@@ -14,7 +14,7 @@ import numpy as np
 from bushel.base import checks, hints
 from bushel.base import transforms as tf
 from bushel.base.errors import BushelDeprecationWarning
-from bushel.base.hints import explains_arguments, show_as
+from bushel.base.hints import explains_arguments, renamed_arguments, show_as
 from bushel.base.install import install_command
 from bushel.base.lazy import Lazy
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, OptionValues, RayOptions, read_workers
@@ -585,7 +585,8 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         warnings.warn("Please use `mp_prefetch` instead.", BushelDeprecationWarning, stacklevel=2)
         return self.mp_prefetch(multiprocessing_options)
 
-    @explains_arguments("Write `ds.to_device(device)`.", buffer="Write `buffer_size={0}`.")
+    @renamed_arguments(where="device", buffer="buffer_size")
+    @explains_arguments("Write `ds.to_device(device)`.")
     def to_device(
         self,
         device: Any = None,

@@ -16,7 +16,7 @@ from bushel.base import blocks, checks, hints
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, add_note, remove_our_frames
-from bushel.base.hints import explains_arguments, show_as
+from bushel.base.hints import explains_arguments, renamed_arguments, show_as
 from bushel.base.hooks import Stats
 from bushel.base.lazy import Lazy
 from bushel.base.options import ReadOptions, WorkerOptions
@@ -210,12 +210,6 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
     """
 
     _stats = Stats()
-
-    if not TYPE_CHECKING:  # a type checker reports it
-        __add__ = hints.Unsupported(
-            "Write `bushel.MapDataset.concatenate([a, b])` for one dataset after the other, or "
-            "`bushel.MapDataset.mix([a, b])` for a mixture."
-        )
 
     def __init__(self, parents: MapDataset[Any] | Sequence[MapDataset[Any]] = ()):
         self._parents = (parents,) if isinstance(parents, MapDataset) else tuple(parents)
@@ -661,6 +655,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
             split.warn_of_leak(self._node)
         return MapPipeline(reindex.Repeat(self._node, num_epochs, bool(reseed_each_epoch)))
 
+    @renamed_arguments(cache="cache_dir", options="workers")
     @explains_arguments("Write `ds.column(function)`.")
     def column(
         self,
@@ -872,7 +867,8 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
             raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
         return origins.find_origins(self._node, words.array([position]))[0]
 
-    @explains_arguments("Write `ds.to_device(device)`.", buffer="Write `buffer_size={0}`.")
+    @renamed_arguments(where="device", buffer="buffer_size")
+    @explains_arguments("Write `ds.to_device(device)`.")
     def to_device(
         self,
         device: Any = None,

@@ -10,8 +10,11 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
+
+from bushel.base.errors import BushelDeprecationWarning
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -507,6 +510,35 @@ def explains_arguments(way_out: str = "", **arguments: str) -> Callable[[F], F]:
                     raise
                 text = _explain_call(function, named, {**ARGUMENTS, **arguments}, way_out) or str(error)
             raise TypeError(text)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def renamed_arguments(**names: str) -> Callable[[F], F]:
+    """A decorator: arguments with an earlier name still work, and a warning says the name of now.
+
+    >>> import warnings
+    >>> @renamed_arguments(options="workers")
+    ... def save(*, workers=None): return workers
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     save(options=2), str(caught[0].message)
+    (2, 'The argument `options` of save is called `workers` now.')
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def call(*given: Any, **named: Any) -> Any:
+            for former in names.keys() & named.keys():
+                name = names[former]
+                if name in named:
+                    raise TypeError(f"`{former}` and `{name}` of {function.__name__} are one argument. Give `{name}`.")
+                text = f"The argument `{former}` of {function.__name__} is called `{name}` now."
+                warnings.warn(text, BushelDeprecationWarning, stacklevel=2)
+                named[name] = named.pop(former)
+            return function(*given, **named)
 
         return call  # type: ignore[return-value]
 

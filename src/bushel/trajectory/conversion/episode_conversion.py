@@ -21,6 +21,7 @@ import numpy as np
 
 from bushel.base import checks, redact, sealed
 from bushel.base.errors import DamagedFile
+from bushel.base.hints import renamed_arguments
 from bushel.base.options import RayOptions, find_job_options
 from bushel.base.progress import Progress, Shown
 from bushel.base.written import Written
@@ -51,6 +52,7 @@ FORMATS = ("rlds", "lerobot")
 """What can be written."""
 
 
+@renamed_arguments(to="format", kind="source_format")
 def convert_episodes(
     source: Path,
     target: Path,
