@@ -552,8 +552,8 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
             "`ds.iterator(workers=4)`.",
         ),
         (
-            "robot.describe()",
-            "A TrajectoryDataset has no `describe`. Write `ds.dataset.describe()`.",
+            "robot.origin(0)",
+            "A TrajectoryDataset has no `origin`. Write `ds.dataset.origin(index)`.",
         ),
         (
             "robot.batch(2)",

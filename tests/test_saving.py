@@ -17,7 +17,8 @@ from hypothesis.extra import numpy as hnp
 
 import bushel
 from bushel import DamagedFile, MapDataset
-from bushel.sources import SavedDataSource, element_records
+from bushel.sources import element_records
+from bushel.sources.saved_elements import SavedDataSource
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

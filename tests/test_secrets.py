@@ -44,7 +44,7 @@ from bushel.experimental import (
     WebDatasetIterDataset,
     WithOptionsIterDataset,
 )
-from bushel.sources import file_access
+from bushel.sources import file_access, saved_elements
 from bushel.state.identity import fingerprint, identify
 from bushel.trajectory import DatasetConfig, make_dataset_from_rlds
 
@@ -125,7 +125,7 @@ FOLDERS = {
     "SavedDataSource": (
         "saved",
         lambda path: MapDataset.range(30).map(lambda x: {"x": np.full(2, x)}).save(str(path), format="bagz"),
-        sources.SavedDataSource,
+        saved_elements.SavedDataSource,
     ),
     "TFDSDataSource": (
         "tfds",

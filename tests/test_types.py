@@ -15,6 +15,23 @@ FOLDER = Path(__file__).parent / "typing"
 NOT_READ = ["jax", "ray", "orbax", "flax", "tensorflow", "torch", "pyarrow", "h5py", "zarr", "prometheus_client"]
 
 
+def read_small_programs() -> dict[str, tuple[str, str, int]]:
+    """For each program in small_programs.txt: its text, the text with the mistake, and the line of the mistake."""
+    programs = {}
+    for part in (FOLDER / "small_programs.txt").read_text(encoding="utf-8").split("\n== ")[1:]:
+        name, _, text = part.partition("\n")
+        lines = text.strip().splitlines()
+        (place,) = [number for number, line in enumerate(lines) if line.lstrip().startswith("# wrong: ")]
+        mistake = lines.pop(place).replace("# wrong: ", "")
+        marked = [number for number, line in enumerate(lines) if line.endswith("  # here")]
+        wrong = [*lines[:place], mistake, *lines[place + 1 :]]
+        programs[name] = ("\n".join(lines) + "\n", "\n".join(wrong) + "\n", (marked or [place])[0] + 1)
+    return programs
+
+
+SMALL = read_small_programs()
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
     """A folder with the programs, and with a copy of one that has one wrong statement."""
@@ -25,6 +42,9 @@ def programs(tmp_path_factory):
     wrong = right.replace("(numbers, MapDataset[int])", "(numbers, MapDataset[str])")
     assert wrong != right
     (folder / "wrong.py").write_text(wrong, encoding="utf-8")
+    for name, (right, wrong, _) in SMALL.items():
+        (folder / f"right_{name}.py").write_text(right, encoding="utf-8")
+        (folder / f"wrong_{name}.py").write_text(wrong, encoding="utf-8")
     return folder
 
 
@@ -65,6 +85,27 @@ def checker(request):
 @pytest.mark.parametrize("file", ["elements.py", "own_classes.py"])
 def test_elements_have_the_types_that_are_stated(checker, file):
     assert [entry for entry in checker[1] if entry[0] == file] == []
+
+
+def test_there_are_thirty_small_programs():
+    assert len(SMALL) >= 30
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_programs_are_accepted(checker, name):
+    assert [entry for entry in checker[1] if entry[0] == f"right_{name}.py"] == []
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_mistake_in_a_small_program_is_found(checker, name):
+    lines = {line for file, line, *_ in checker[1] if file == f"wrong_{name}.py"}
+    assert SMALL[name][2] in lines
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_programs_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(SMALL[name][0], name, "exec"), {"__name__": f"program_{name}"})
 
 
 def test_a_wrong_statement_is_found(checker):

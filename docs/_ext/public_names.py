@@ -1,4 +1,7 @@
-"""The public names of Bushel: which modules have a page in the reference, and which names each of them exports."""
+"""The public names of Bushel: which modules have a page in the reference, and which names each of them exports.
+
+`python docs/_ext/public_names.py` counts them.
+"""
 
 import functools
 import importlib
@@ -16,7 +19,6 @@ MODULES = {
     "bushel.jit.datasets.time_utils": "Windows over time series",
     "bushel.jit.cereal": "The names of cereal",
     "bushel.trajectory": "Episodes of robots",
-    "bushel.trajectory.oxe": "Open X-Embodiment by name",
     "bushel.trajectory.traj_transforms": "Functions of whole trajectories",
     "bushel.trajectory.obs_transforms": "Functions of the images of a frame",
     "bushel.trajectory.goal_relabeling": "Goals from the future of a step",
@@ -109,7 +111,7 @@ def value_home(name: Name) -> str:
 def page_names(described: dict[int, Name]) -> dict[Name, str]:
     """The file name of the page of each described name, without its ending.
 
-    `bushel.device.Keys` and `bushel.device.keys` would be one file on macOS, so a function gets another one.
+    Two names that differ in case alone would be one file on macOS, so a function gets another one.
     """
     pages: dict[Name, str] = {}
     for name in sorted(described.values(), key=lambda name: (name.kind == "function", name.full)):
@@ -120,3 +122,9 @@ def page_names(described: dict[int, Name]) -> dict[Name, str]:
 
 def _is_own(name: Name) -> bool:
     return getattr(name.value, "__name__", None) == name.name
+
+
+if __name__ == "__main__":
+    for module in MODULES:
+        print(f"{len(names_of(module)):4} {module}")
+    print(f"{len(all_names()):4} names in {len(MODULES)} modules, of {len({id(n.value) for n in all_names()})} objects")

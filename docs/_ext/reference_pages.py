@@ -24,7 +24,9 @@ VERSIONS = {
 
 GROUPS = {
     "Datasets and iterators": ["MapDataset", "IterDataset", "Dataset", "DatasetIterator", "ElasticIterator", "Column",
-                               "ElementOrigin", "Report", "explain_identity", "IdentityExplanation", "Written"],
+                               "PackedMapDataset",
+                               "ElementOrigin", "SourceRecord", "Description", "ShownElement", "Report", "ReportServer",
+                               "explain_identity", "IdentityExplanation", "Written"],
     "Options": ["DatasetOptions", "MultiprocessingOptions", "RayOptions", "ReadOptions", "WorkerOptions", "config"],
     "DataLoader": ["DataLoader", "DataLoaderIterator", "load", "IndexSampler", "Sampler", "SequentialSampler",
                    "ShardOptions", "ShardByJaxProcess", "NoSharding", "Record", "RecordMetadata"],

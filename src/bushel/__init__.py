@@ -68,12 +68,15 @@ if _typing.TYPE_CHECKING:
     from bushel.data_loader import DataLoader, DataLoaderIterator, load
     from bushel.dataset import IterDataset, MapDataset
     from bushel.device.loader_on_device import device_put as device_put
+    from bushel.display.shown import ShownElement
     from bushel.elastic import ElasticIterator
     from bushel.engine import Report
     from bushel.graph.columns import Column
-    from bushel.graph.origins import ElementOrigin
+    from bushel.graph.origins import ElementOrigin, SourceRecord
+    from bushel.graph.show import Description
     from bushel.iterator import DatasetIterator
-    from bushel.running import serve_report
+    from bushel.map_dataset import PackedMapDataset
+    from bushel.running import ReportServer, serve_report
     from bushel.samplers import IndexSampler, Sampler, SequentialSampler
     from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
     from bushel.sources import RandomAccessDataSource
@@ -95,6 +98,7 @@ __all__ = [
     "Dataset",
     "DatasetIterator",
     "DatasetOptions",
+    "Description",
     "ElasticIterator",
     "ElementOrigin",
     "IdentityExplanation",
@@ -106,6 +110,7 @@ __all__ = [
     "NoSharding",
     "OrbaxCheckpointHandler",
     "OtherFile",
+    "PackedMapDataset",
     "PipelineNotSent",
     "PositionOutOfRange",
     "RandomAccessDataSource",
@@ -115,11 +120,14 @@ __all__ = [
     "Record",
     "RecordMetadata",
     "Report",
+    "ReportServer",
     "Sampler",
     "SavedByAnotherPipeline",
     "SequentialSampler",
     "ShardByJaxProcess",
     "ShardOptions",
+    "ShownElement",
+    "SourceRecord",
     "StateMismatch",
     "StoppedByUser",
     "TooLarge",
@@ -164,6 +172,7 @@ _ELSEWHERE = {
     "Dataset": "base_dataset",
     "DatasetIterator": "iterator",
     "DatasetOptions": "base.options",
+    "Description": "graph.show",
     "ElasticIterator": "elastic",
     "ElementOrigin": "graph.origins",
     "IdentityExplanation": "state.explanation",
@@ -175,6 +184,7 @@ _ELSEWHERE = {
     "NoSharding": "sharding",
     "OrbaxCheckpointHandler": "checkpoint.CheckpointHandler",
     "OtherFile": "base.errors",
+    "PackedMapDataset": "map_dataset",
     "PipelineNotSent": "base.errors",
     "PositionOutOfRange": "base.errors",
     "RandomAccessDataSource": "sources",
@@ -184,11 +194,14 @@ _ELSEWHERE = {
     "Record": "base.records",
     "RecordMetadata": "base.records",
     "Report": "engine",
+    "ReportServer": "running",
     "Sampler": "samplers",
     "SavedByAnotherPipeline": "base.errors",
     "SequentialSampler": "samplers",
     "ShardByJaxProcess": "sharding",
     "ShardOptions": "sharding",
+    "ShownElement": "display.shown",
+    "SourceRecord": "graph.origins",
     "StateMismatch": "base.errors",
     "StoppedByUser": "base.errors",
     "TooLarge": "base.errors",

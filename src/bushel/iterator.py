@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
 from bushel.base import blocks, checks, hints, tables
 from bushel.base.contract import optional
@@ -43,6 +43,19 @@ _numbers = itertools.count()
 _BETWEEN: Any = object()
 _FRESH: Any = object()
 _END: Any = object()
+
+
+if TYPE_CHECKING:
+
+    class _OfAnyClass(Protocol):
+        """The type `DatasetIterator` itself, and no subclass of it.
+
+        `_accepts` takes an object of the class that it is called on. That of DatasetIterator takes any iterator, that
+        of a subclass only its own. So a checker leaves out an overload of `self: _OfAnyClass` where it compares a
+        subclass with its base: an iterator of a user's need not take `check`.
+        """
+
+        def _accepts(self, other: DatasetIterator[Any], /) -> None: ...
 
 
 class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
@@ -99,6 +112,16 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
         >>> saved = json.dumps(it.get_state())
         """
 
+    if TYPE_CHECKING:
+
+        def _accepts(self, other: Self, /) -> None: ...
+
+    @overload
+    def set_state(self, state: State) -> None: ...
+
+    @overload
+    def set_state(self: _OfAnyClass, state: State, *, check: bool = True) -> None: ...
+
     @abc.abstractmethod
     def set_state(self, state: State, *, check: bool = True) -> None:
         """Goes to a position that `get_state` returned.
@@ -121,7 +144,7 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
 
     @optional
     def origins(self, steps: int = 1) -> list[ElementOrigin]:
-        """The source records that the next elements are made of. Nothing is read; see `MapDataset.explain`.
+        """The source records that the next elements are made of. Nothing is read; see `MapDataset.origin`.
 
         >>> from bushel import MapDataset
         >>> it = iter(MapDataset.range(10).shuffle(seed=1).batch(2))

@@ -8,7 +8,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, SupportsIndex, TypeGuard, TypeVar, overload
 
 import numpy as np
 
@@ -193,6 +193,19 @@ class _MapDatasetMeta(DatasetMeta):
         return MapPipeline(reindex.Concatenate(nodes))
 
 
+if TYPE_CHECKING:
+
+    class _OfAnyClass(Protocol):
+        """The type `MapDataset` itself, and no subclass of it.
+
+        `_accepts` takes an object of the class that it is called on. That of MapDataset takes any MapDataset, that of a
+        subclass only its own. So a checker leaves out an overload of `self: _OfAnyClass` where it compares a subclass
+        with its base: `def __getitem__(self, index: int)` is enough for a dataset of a user's own.
+        """
+
+        def _accepts(self, other: MapDataset[Any], /) -> None: ...
+
+
 @in_states("MapDataset")
 class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
     """A dataset whose elements are a function of their index.
@@ -237,11 +250,19 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
     def __len__(self) -> int:
         """Returns the number of elements in one epoch; `sys.maxsize` for an endless dataset."""
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> T_co: ...
+    if TYPE_CHECKING:
+
+        def _accepts(self, other: Self, /) -> None: ...
 
     @overload
-    def __getitem__(self, index: builtins.slice) -> MapDataset[T_co]: ...
+    def __getitem__(self, index: int) -> T_co: ...
+
+    # NumPy's integers, and slices. Checkers do not ask for them in a subclass: see `_OfAnyClass`.
+    @overload
+    def __getitem__(self: _OfAnyClass, index: SupportsIndex) -> T_co: ...
+
+    @overload
+    def __getitem__(self: _OfAnyClass, index: builtins.slice) -> MapDataset[T_co]: ...
 
     @abc.abstractmethod
     def __getitem__(self, index: Any) -> Any:
@@ -276,7 +297,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(10).take(3)), list(MapDataset.range(10).skip(8))
         ([0, 1, 2], [8, 9])
         """
-        return self[: _check_count(count, "take")]
+        return self.slice(builtins.slice(_check_count(count, "take")))
 
     def limit(self, count: int) -> MapDataset[T_co]:
         """The first `count` elements: the same as `take`, under the word that Grain has for streams.
@@ -284,7 +305,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(10).limit(3))
         [0, 1, 2]
         """
-        return self[: _check_count(count, "limit")]
+        return self.slice(builtins.slice(_check_count(count, "limit")))
 
     def skip(self, count: int) -> MapDataset[T_co]:
         """All elements but the first `count`, without reading those: `ds[count:]`.
@@ -292,7 +313,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(5).skip(3))
         [3, 4]
         """
-        return self[_check_count(count, "skip") :]
+        return self.slice(builtins.slice(_check_count(count, "skip"), None))
 
     def __add__(self, other: MapDataset[S]) -> MapDataset[T_co | S]:
         """The elements of this dataset and then those of another: `MapDataset.concatenate([self, other])`.

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.registry import CollectorRegistry
 
+__all__ = ["export"]
+
 logger = logging.getLogger("bushel")
 
 PORT = 9431

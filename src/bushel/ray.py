@@ -22,7 +22,7 @@ from bushel.sources import conversion
 from bushel.sources.conversion_workers import Job
 from bushel.sources.paths import Path
 
-__all__ = ["RayOptions", "convert", "jobs_on_cluster"]
+__all__ = ["convert", "jobs_on_cluster"]
 
 
 @contextlib.contextmanager

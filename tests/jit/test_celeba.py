@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from bushel.base.errors import DamagedFile
-from bushel.jit import BatchTransform, DataLoader, dataset_to_jax
+from bushel.jit import BatchTransform, DataLoader
+from bushel.jit.cereal import dataset_to_jax
 from bushel.jit.datasets import CelebADataset, celeba, downloads
 
 PARTS = [0] * 7 + [1] * 2 + [2] * 3

@@ -33,8 +33,8 @@ from bushel.jit import (
     cereal,
     datasets,
     mix,
-    set_loader_policy_state,
 )
+from bushel.jit.cereal import set_loader_policy_state
 from bushel.testing import same
 
 ROWS = {"x": np.arange(10, dtype=np.int32)}

@@ -14,7 +14,8 @@ from files import cifar_records, idx, images_of, write_mnist, write_tar
 
 from bushel.base.errors import DamagedFile
 from bushel.base.progress import on_progress
-from bushel.jit import BatchTransform, DataLoader, dataset_to_jax
+from bushel.jit import BatchTransform, DataLoader
+from bushel.jit.cereal import dataset_to_jax
 from bushel.jit.datasets import (
     CIFAR10Dataset,
     CIFAR100Dataset,

@@ -21,9 +21,8 @@ from bushel.jit import (
     GymnaxSource,
     HostCallbackTransform,
     MapTransform,
-    set_loader_policy_state,
-    set_source_policy_state,
 )
+from bushel.jit.cereal import set_loader_policy_state, set_source_policy_state
 from bushel.testing import same
 
 

@@ -19,10 +19,9 @@ from bushel.jit import (
     PrioritisedBuffer,
     ReplayBuffer,
     TrajectoryBuffer,
-    importance_weights,
     n_step_return,
 )
-from bushel.jit.prioritised_buffer import find_slots, make_tree, set_values
+from bushel.jit.prioritised_buffer import find_slots, importance_weights, make_tree, set_values
 
 FEW = settings(max_examples=15, deadline=None)
 SET, FIND = jax.jit(set_values), jax.jit(find_slots)

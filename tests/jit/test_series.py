@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bushel.base.errors import DamagedFile
-from bushel.jit import ArraySource, BatchTransform, DataLoader, dataset_to_jax
+from bushel.jit import ArraySource, BatchTransform, DataLoader
+from bushel.jit.cereal import dataset_to_jax
 from bushel.jit.datasets import DailyMinTemperaturesDataset, SunspotsDataset, downloads, time_utils
 
 KINDS = {

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from jit_loaders import collected, loader_of
 
 import bushel
-from bushel.jit import ArraySource, BatchTransform, DataLoader, Source, WindowSource, dataset_to_jax, mix
+from bushel.jit import ArraySource, BatchTransform, DataLoader, Source, WindowSource, mix
+from bushel.jit.cereal import dataset_to_jax
 from bushel.sources import ArrayDataSource
 from bushel.testing import same
 

@@ -14,7 +14,6 @@ from bushel.jit import (
     CutMixTransform,
     CutoutTransform,
     DataLoader,
-    DevicePutTransform,
     FlattenImageTransform,
     FlattenTransform,
     MapTransform,
@@ -26,6 +25,7 @@ from bushel.jit import (
     RenameTransform,
     TimeSeriesBatchTransform,
 )
+from bushel.jit.cereal import DevicePutTransform
 from bushel.testing import same
 
 COUNT = 12

@@ -19,7 +19,8 @@ from hypothesis.extra import numpy as hnp
 from lerobot_folders import CAMERAS, TASKS, read_row, write_dataset
 
 from bushel.base.errors import DamagedFile
-from bushel.trajectory import LeRobotFolder, LeRobotSource, open_episodes
+from bushel.trajectory import LeRobotSource, open_episodes
+from bushel.trajectory.lerobot import LeRobotFolder
 from bushel.trajectory.lerobot.alignment import Span, find_overlaps
 from bushel.trajectory.lerobot.column_values import cast_numbers, convert_column
 from bushel.trajectory.lerobot.dataset_folder import Feature

@@ -255,14 +255,10 @@ JIT_LOADER: Mapping[str, str] = {
 
 TRAJECTORIES: Mapping[str, str] = {
     "map": "Write `ds.traj_map(function)` for whole trajectories, or `ds.frame_map(function)` for frames.",
-    "describe": "Write `ds.dataset.describe()`.",
-    "show": "Write `ds.dataset.show()`.",
-    "save": "Write `ds.dataset.save(folder)`.",
     "origin": "Write `ds.dataset.origin(index)`.",
     "mp_prefetch": "Write `ds.iterator(workers=4)`.",
     "ray_prefetch": "Write `ds.iterator(workers=bushel.RayOptions())`.",
     "with_options": "Write `ds.ignore_errors()`, or `ds.dataset.to_iter_dataset().with_options(...)`.",
-    "to_device": "Write `ds.dataset.to_device()`.",
     "to_iter_dataset": "Write `ds.dataset.to_iter_dataset()`, or `ds.iterator(workers=4)`.",
     "seed": "Write `ds.shuffle(seed=0)`.",
     "get_state": "An iterator has the position: `it = ds.iterator()`, then `it.get_state()`.",

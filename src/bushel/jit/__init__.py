@@ -16,11 +16,10 @@ except ImportError as error:
     raise ImportError(f"bushel.jit needs JAX: {_install_command('jax')}") from error
 
 from bushel.jit import cereal, datasets
-from bushel.jit.array_source import ArraySource, dataset_to_jax, mix
+from bushel.jit.array_source import ArraySource, mix
 from bushel.jit.chunk_loader import ChunkLoader
 from bushel.jit.common_transforms import (
     BatchTransform,
-    DevicePutTransform,
     FlattenImageTransform,
     FlattenTransform,
     MapTransform,
@@ -31,7 +30,7 @@ from bushel.jit.common_transforms import (
     masked_mean,
 )
 from bushel.jit.compiled_loader import DataLoader, LoaderState
-from bushel.jit.gymnax_source import GymnaxSource, set_loader_policy_state, set_source_policy_state
+from bushel.jit.gymnax_source import GymnaxSource
 from bushel.jit.host_callbacks import DiskSource, HostCallbackTransform
 from bushel.jit.image_augmentation import (
     ColorJitterTransform,
@@ -41,7 +40,7 @@ from bushel.jit.image_augmentation import (
     RandomCropTransform,
     RandomFlipTransform,
 )
-from bushel.jit.prioritised_buffer import PrioritisedBuffer, importance_weights
+from bushel.jit.prioritised_buffer import PrioritisedBuffer
 from bushel.jit.replay_buffer import BufferTransform, ReplayBuffer
 from bushel.jit.sharded_source import ShardedSource
 from bushel.jit.source import Source
@@ -57,7 +56,6 @@ __all__ = [
     "CutMixTransform",
     "CutoutTransform",
     "DataLoader",
-    "DevicePutTransform",
     "DiskSource",
     "FlattenImageTransform",
     "FlattenTransform",
@@ -80,12 +78,8 @@ __all__ = [
     "Window",
     "WindowSource",
     "cereal",
-    "dataset_to_jax",
     "datasets",
-    "importance_weights",
     "masked_mean",
     "mix",
     "n_step_return",
-    "set_loader_policy_state",
-    "set_source_policy_state",
 ]

@@ -18,7 +18,7 @@ from bushel.jit.common_transforms import (
 )
 from bushel.jit.compiled_loader import DataLoader, LoaderState
 from bushel.jit.datasets.image_datasets import CIFAR10Dataset, MNISTDataset
-from bushel.jit.gymnax_source import GymnaxSource
+from bushel.jit.gymnax_source import GymnaxSource, set_loader_policy_state, set_source_policy_state
 from bushel.jit.host_callbacks import DiskSource as DiskSampleSource
 from bushel.jit.host_callbacks import HostCallbackTransform
 from bushel.jit.source import Source
@@ -64,4 +64,6 @@ __all__ = [
     "NormalizeImageTransform",
     "Source",
     "dataset_to_jax",
+    "set_loader_policy_state",
+    "set_source_policy_state",
 ]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from bushel.sources.lance import LanceDataSource
     from bushel.sources.media import decode_audio, decode_image
     from bushel.sources.parquet import ParquetDataSource
-    from bushel.sources.saved_elements import SavedDataSource
     from bushel.sources.shared_list import SharedMemoryDataSource
     from bushel.sources.size_limits import Limits, get_limits, set_limits
     from bushel.sources.source_by_path import open
@@ -47,7 +46,6 @@ _FORMATS = {
     "lance": ("LanceDataSource",),
     "media": ("decode_audio", "decode_image"),
     "parquet": ("ParquetDataSource",),
-    "saved_elements": ("SavedDataSource",),
     "shared_list": ("SharedMemoryDataSource",),
     "size_limits": ("Limits", "get_limits", "set_limits"),
     "source_by_path": ("open",),
@@ -92,7 +90,6 @@ __all__ = [
     "RaggedDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",
-    "SavedDataSource",
     "SharedMemoryDataSource",
     "TFDSDataSource",
     "TFRecordDataSource",

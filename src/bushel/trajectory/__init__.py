@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
     from bushel.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
     from bushel.trajectory.device_augmentations import augment_images
-    from bushel.trajectory.encoded_images import Encoded, read_all
     from bushel.trajectory.episode_builder import EpisodeBuilder
     from bushel.trajectory.episode_formats import open_episodes
     from bushel.trajectory.episodes import Episodes
     from bushel.trajectory.frame_windows import Windows
-    from bushel.trajectory.lerobot import LeRobotBuilder, LeRobotEpisodes, LeRobotFolder, LeRobotSource
+    from bushel.trajectory.lerobot import LeRobotSource
     from bushel.trajectory.loader import TrajectoryLoader, build_dataset_from_config, get_dataloader, get_dataset
     from bushel.trajectory.mixture_config import DatasetConfig, MixtureConfig
     from bushel.trajectory.module_spec import ModuleSpec
@@ -47,11 +46,10 @@ if TYPE_CHECKING:
     from bushel.trajectory.oxe.registry import NotTrained
     from bushel.trajectory.pipelines import create_validation_dataset, make_interleaved_dataset, make_single_dataset
     from bushel.trajectory.pixels import decode_depth, decode_image, resize_depth_image, resize_image
-    from bushel.trajectory.rlds import RLDSBuilder, RLDSEpisodes, write_rlds
+    from bushel.trajectory.rlds import RLDSBuilder, write_rlds
     from bushel.trajectory.statements import StatementError
     from bushel.trajectory.statistics import (
         Statistics,
-        code_of,
         get_dataset_statistics,
         load_statistics,
         save_statistics,
@@ -67,12 +65,11 @@ _MODULES = {
     "dataset_from_rlds": "make_dataset_from_rlds",
     "dataset_transforms": "apply_frame_transforms apply_trajectory_transforms",
     "device_augmentations": "augment_images",
-    "encoded_images": "Encoded read_all",
     "episode_builder": "EpisodeBuilder",
     "episode_formats": "open_episodes",
     "episodes": "Episodes",
     "frame_windows": "Windows",
-    "lerobot": "LeRobotBuilder LeRobotEpisodes LeRobotFolder LeRobotSource",
+    "lerobot": "LeRobotSource",
     "loader": "TrajectoryLoader build_dataset_from_config get_dataloader get_dataset",
     "mixture_config": "DatasetConfig MixtureConfig",
     "module_spec": "ModuleSpec",
@@ -83,9 +80,9 @@ _MODULES = {
     "oxe.registry": "NotTrained",
     "pipelines": "create_validation_dataset make_interleaved_dataset make_single_dataset",
     "pixels": "decode_depth decode_image resize_depth_image resize_image",
-    "rlds": "RLDSBuilder RLDSEpisodes write_rlds",
+    "rlds": "RLDSBuilder write_rlds",
     "statements": "StatementError",
-    "statistics": "Statistics code_of get_dataset_statistics load_statistics save_statistics",
+    "statistics": "Statistics get_dataset_statistics load_statistics save_statistics",
     "text_processing": "CLIPTextProcessor HFTokenizer TextProcessor process_text",
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -94,20 +91,15 @@ __all__ = [
     "BadTrajectory",
     "CLIPTextProcessor",
     "DatasetConfig",
-    "Encoded",
     "EpisodeBuilder",
     "Episodes",
     "HFTokenizer",
-    "LeRobotBuilder",
-    "LeRobotEpisodes",
-    "LeRobotFolder",
     "LeRobotSource",
     "MixtureConfig",
     "ModuleSpec",
     "NormalizationType",
     "NotTrained",
     "RLDSBuilder",
-    "RLDSEpisodes",
     "StatementError",
     "Statistics",
     "TextProcessor",
@@ -119,7 +111,6 @@ __all__ = [
     "augment_image",
     "augment_images",
     "build_dataset_from_config",
-    "code_of",
     "convert_episodes",
     "create_validation_dataset",
     "data_utils",
@@ -142,7 +133,6 @@ __all__ = [
     "open_episodes",
     "oxe",
     "process_text",
-    "read_all",
     "reencode_videos",
     "resize_depth_image",
     "resize_image",

@@ -16,6 +16,25 @@ from bushel.base.state_names import in_states
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_text, is_traced, running_max, take_rows
 
+__all__ = [
+    "allocate_threads",
+    "binarize_gripper_actions",
+    "combine_dataset_statistics",
+    "filter_eval_datasets",
+    "filter_success_droid",
+    "invert_gripper_actions",
+    "moving",
+    "not_empty",
+    "pprint_data_mixture",
+    "rel2abs_gripper_actions",
+    "rel_open_or_closed",
+    "relabel_actions",
+    "sample_match_keys_uniform",
+    "to_padding",
+    "tree_map",
+    "tree_merge",
+]
+
 Tree = dict[str, Any]
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from bushel.base import checks, hints, trees
 from bushel.base.hints import explains_arguments
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions, WorkerOptions, read_workers
 from bushel.base.state_names import in_states
-from bushel.dataset import MapDataset, WithOptionsIterDataset
+from bushel.base.written import Written
+from bushel.dataset import IterDataset, MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
 from bushel.trajectory import single_pass
 from bushel.trajectory.dataset_parts import OnFrames, OnTrajectories, OpaquePart, Part, TablePart, flatten_opaque
@@ -29,6 +30,11 @@ from bushel.trajectory.joined_samples import join_samples
 from bushel.trajectory.numpy_or_jax import to_numpy
 from bushel.trajectory.samples import Samples, read_images
 from bushel.trajectory.single_pass import evaluate_once, is_endless, iterate_once
+
+if TYPE_CHECKING:
+    from bushel import saving
+    from bushel.display.shown import ShownElement
+    from bushel.graph.show import Description
 
 
 class TrajectoryDataset:
@@ -410,12 +416,59 @@ class TrajectoryDataset:
           workers: number of worker processes; or their options, also those of actors of a Ray cluster. None lets the
             library choose the number. The output is the same for any number.
         """
+        stream = self._as_stream(prefetch)
+        chosen = read_workers(workers) or MultiprocessingOptions(num_workers=None)
+        return iter(stream if chosen.num_workers == 0 else single_pass.prefetch(stream, chosen))
+
+    def _as_stream(self, prefetch: int = 0) -> IterDataset[Any]:
+        """The elements in order, with their images read."""
         ds = self.dataset if self.is_flattened else self.dataset.map(read_images)
         threads = max(self.read_options.num_threads, 1 if prefetch else 0)
         stream = ds.to_iter_dataset(ReadOptions(threads, max(prefetch, threads)))
-        stream = stream if self._options is None else WithOptionsIterDataset(stream, self._options)
-        chosen = read_workers(workers) or MultiprocessingOptions(num_workers=None)
-        return iter(stream if chosen.num_workers == 0 else single_pass.prefetch(stream, chosen))
+        return stream if self._options is None else WithOptionsIterDataset(stream, self._options)
+
+    def describe(self) -> Description:
+        """The steps with lengths and shapes: see `MapDataset.describe`. It reads one element."""
+        return self.dataset.describe()
+
+    def show(self, index: int = 0, *, tokenizer: Any = None) -> ShownElement:
+        """One element to look at: a notebook draws it, a terminal lists its parts. See `MapDataset.show`."""
+        return self.dataset.show(index, tokenizer=tokenizer)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: saving.Format = "bag",
+        shards: int | None = None,
+        workers: int | WorkerOptions | None = None,
+        overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        trust_source: bool = False,
+    ) -> Written:
+        """Writes all elements, with their images read, into files in a folder: see `MapDataset.save`."""
+        return self._as_stream().save(
+            path,
+            format=format,
+            shards=shards,
+            workers=workers,
+            overwrite=overwrite,
+            storage_options=storage_options,
+            trust_source=trust_source,
+        )
+
+    def to_device(
+        self,
+        device: Any = None,
+        *,
+        buffer_size: int = 2,
+        unsupported: Literal["keep", "refuse"] = "keep",
+        remainder: Literal["drop", "pad"] | None = None,
+    ) -> IterDataset[Any]:
+        """The elements in order, as arrays on accelerators: see `IterDataset.to_device`."""
+        return self._as_stream().to_device(
+            device, buffer_size=buffer_size, unsupported=unsupported, remainder=remainder
+        )
 
     if not TYPE_CHECKING:  # so that a type checker still reports missing names
         __next__ = hints.Unsupported(

@@ -30,6 +30,12 @@ from bushel.trajectory.pixels import (
     resize_image,
 )
 
+__all__ = [
+    "augment",
+    "decode_and_resize",
+    "image_dropout",
+]
+
 Size = Sequence[int]
 Seed = Any
 """A seed, a sequence of them, a generator, or a `jax.random` key."""

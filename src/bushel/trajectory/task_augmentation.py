@@ -25,6 +25,15 @@ from bushel.trajectory.data_utils import Tree, get_entry, not_empty, to_padding,
 from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_text, is_traced, make_generator
 from bushel.trajectory.paraphrases import find_paraphrases
 
+__all__ = [
+    "Rephraser",
+    "delete_and_rephrase",
+    "delete_conditioning",
+    "delete_task_conditioning",
+    "rephrase",
+    "rephrase_instruction",
+]
+
 
 def delete_conditioning(
     task: Mapping[str, Any],

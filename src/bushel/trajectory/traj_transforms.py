@@ -17,6 +17,15 @@ from bushel.trajectory.data_utils import Tree, get_entry, is_text, not_empty, ta
 from bushel.trajectory.frame_windows import Windows
 from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace
 
+__all__ = [
+    "add_head_action_mask",
+    "add_pad_mask_dict",
+    "chunk_act_obs",
+    "pad_actions_and_proprio",
+    "subsample",
+    "zero_out_future_proprio",
+]
+
 
 def chunk_act_obs(
     traj: Mapping[str, Any],
