@@ -45,7 +45,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "of TFDS and TensorFlow: the folder above the name and the version, the files inside of a data set, a tf.Example": {
         "bushel.sources.encode_example": "features",
         "bushel.trajectory.RLDSBuilder.__init__": "data_dir",
-        "bushel.trajectory.RLDSEpisodes.__init__": "features",
         "bushel.trajectory.convert_episodes": "file_format",
         "bushel.trajectory.make_dataset_from_lerobot": "data_dir",
         "bushel.trajectory.open_episodes": "data_dir",
@@ -77,12 +76,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "to be private": {
         "bushel.sources.RaggedDataSource.*": "names",
         "bushel.trajectory.Episodes.__init__": "folder",
-        "bushel.trajectory.LeRobotBuilder.__init__": "folder",
-        "bushel.trajectory.LeRobotEpisodes.__init__": "folder",
         "bushel.trajectory.TrajectoryDataset.__init__": "threads",
         "bushel.trajectory.TrajectoryDataset.with_threads": "threads",
-        "bushel.trajectory.data_utils.matching_key": "names",
-        "bushel.trajectory.task_augmentation.choose_paraphrases": "filename",
     },
 }
 
