@@ -87,7 +87,7 @@ def get_dataloader(
     train: bool | None = None,
     batch_size: int | None = None,
     workers: int | WorkerOptions | None = 0,
-    arrays: str = "numpy",
+    arrays: Literal["numpy", "jax"] = "numpy",
     shard_options: ShardOptions | None = None,
     process_text: Any = None,
     data_backend: str | None = None,

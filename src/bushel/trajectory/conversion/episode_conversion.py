@@ -69,7 +69,7 @@ def convert_episodes(
     codec: str | None = "h264",
     key_frame_interval: int = 2,
     crf: int = 30,
-    file_format: str = "tfrecord",
+    file_format: Literal["tfrecord", "array_record"] = "tfrecord",
     image_format: str | Mapping[str, str] = "png",
     shards: int | None = None,
     workers: int | None = None,
