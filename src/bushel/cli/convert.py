@@ -122,7 +122,7 @@ def _choose_converter(options: argparse.Namespace) -> Callable[..., Written]:
     from bushel import ray
 
     actors = ray.RayOptions(num_workers=options.workers)
-    return functools.partial(ray.convert, shards=_count_shards(options), options=actors)
+    return functools.partial(ray.convert, shards=_count_shards(options), workers=actors)
 
 
 def _count_shards(options: argparse.Namespace) -> int:
