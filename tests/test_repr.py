@@ -370,7 +370,7 @@ def test_equal_records_of_an_element_are_one_line():
 def test_an_element_of_many_records_takes_few_lines(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     ds = MapDataset.mix([MapDataset.range(100).shuffle(seed=0), MapDataset.range(7).slice([3] * 60)]).batch(96)
-    explanation = ds.explain(0)
+    explanation = ds.origin(0)
     head, *lines = repr(explanation).splitlines()
     assert head == "element 0 is made of" and 4 <= len(lines) <= 8 and max(map(len, lines)) <= 80
     words = " ".join("".join(line[1:] for line in lines).split())

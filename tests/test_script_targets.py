@@ -268,7 +268,7 @@ def count():
             "`def make_train(): return make_datasets()[0]`.",
         ),
         ("by_name", "This dict holds several datasets. Name one of them: a variable, or a function such as `def make"),
-        ("rows", "got generator. Write `bushel.experimental.IterableIterDataset(function)` for a function that"),
+        ("rows", "got generator. Write `bushel.IterDataset.source(function)` for a function that"),
         ("count", "A dataset, a loader or a source is needed, got int. Name one, or a function without arguments"),
     ],
 )

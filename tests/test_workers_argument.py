@@ -64,7 +64,7 @@ def test_columns_and_saved_elements_are_computed_by_workers(tmp_path):
     assert ds.column(lambda x: x * x, workers=2).values.tolist() == SQUARES
     files = ds.map(lambda x: {"x": x}).save(tmp_path / "two", format="parquet", workers=2)
     here = ds.map(lambda x: {"x": x}).save(tmp_path / "here", format="parquet", workers=MultiprocessingOptions(0))
-    assert len(files) == len(here) == 1
+    assert len(files.files) == len(here.files) == 1
 
 
 @pytest.mark.parametrize("function", [MapDataset.column, MapDataset.save], ids=["column", "save"])

@@ -94,9 +94,9 @@ def test_eight_threads_read_the_right_records(source):
 def test_some_arrays_and_bad_names(kind, tmp_path):
     write, build = KINDS[kind]
     path = write(tmp_path / f"data.{kind}")
-    assert list(build(path, ["x"])[0]) == ["x"]
+    assert list(build(path, columns=["x"])[0]) == ["x"]
     with pytest.raises(ValueError, match="has no array 'z'; it has 'inner/y', 'x'"):
-        build(path, ["z"])
+        build(path, columns=["z"])
     with pytest.raises(FileNotFoundError):
         build(tmp_path / "none")
     with pytest.raises(IndexError, match=f"index {COUNT} is out of range for {COUNT} records"):

@@ -58,7 +58,7 @@ def test_rows_are_those_that_grain_reads_in_order(kind, files):
 @settings(max_examples=30, deadline=None)
 @given(indices=st.lists(st.integers(0, 3 * COUNT - 1), max_size=20), numbers=st.booleans())
 def test_many_rows_are_those_one_by_one(kind, files, indices, numbers):
-    source = SOURCES[kind](str(files / f"part-*.{kind}"), NUMBERS if numbers else None)
+    source = SOURCES[kind](str(files / f"part-*.{kind}"), columns=NUMBERS if numbers else None)
     block = source.__getitems__(indices)
     rows = block.rows() if isinstance(block, Columns) else block
     assert isinstance(block, Columns) == (numbers and bool(indices))
@@ -67,7 +67,7 @@ def test_many_rows_are_those_one_by_one(kind, files, indices, numbers):
 
 @both
 def test_pipelines_read_shuffle_slice_and_resume(kind, files):
-    source = SOURCES[kind](str(files / f"part-*.{kind}"), ["id", "text"])
+    source = SOURCES[kind](str(files / f"part-*.{kind}"), columns=["id", "text"])
     ds = MapDataset.source(source).shuffle(seed=4)
     order = [int(n) for n in MapDataset.range(3 * COUNT).shuffle(seed=4)]
     assert [row["id"] for row in ds] == [100 * (n // COUNT) + n % COUNT for n in order]
@@ -93,7 +93,7 @@ def test_a_pickle_holds_paths_and_no_rows(kind, files):
 @both
 def test_eight_threads_read_the_right_rows(kind, files):
     options = {"cache_bytes": 1} if kind == "parquet" else {}  # keeps one group: threads decode all the time
-    source = SOURCES[kind](str(files / f"part-*.{kind}"), ["id", "text"], **options)
+    source = SOURCES[kind](str(files / f"part-*.{kind}"), columns=["id", "text"], **options)
     wrong = []
 
     def read(seed):
@@ -187,9 +187,9 @@ def test_two_columns_of_one_name_are_refused(kind, tmp_path):
     pq.write_table(made, path) if kind == "parquet" else write_arrow(made, path, pa.ipc.new_file)
     for columns in (None, ["a"]):
         with pytest.raises(ValueError, match=rf"x\.{kind} has 2 columns 'a': choose other") as caught:
-            SOURCES[kind](path, columns)
+            SOURCES[kind](path, columns=columns)
         assert not isinstance(caught.value, DamagedFile)
-    assert SOURCES[kind](path, ["b"])[0] == {"b": 2}
+    assert SOURCES[kind](path, columns=["b"])[0] == {"b": 2}
 
 
 def two_fields_of_one_name():
@@ -211,7 +211,7 @@ def test_two_fields_of_one_name_are_refused(kind, inner, tmp_path):
         SOURCES[kind](path)
     with pytest.raises(ValueError, match=r"This table: the column 's[\w.]*' has 2 fields 'x'"):
         MapDataset.source(table)
-    assert SOURCES[kind](path, ["t"])[1] == {"t": 2}
+    assert SOURCES[kind](path, columns=["t"])[1] == {"t": 2}
 
 
 @pytest.mark.parametrize("names", [["a", "a"], ["record", "record"]])

@@ -37,6 +37,7 @@ _SPLIT = "Write `train, validation = ds.split([0.9, 0.1])` on a MapDataset."
 _EPOCHS = "`ds.shuffle(seed=0).repeat()` has another order in every epoch by itself."
 _FROM_FUNCTION = "Write `bushel.IterDataset.source(function)`: the function returns an iterator."
 DATASET: Mapping[str, str] = {
+    "explain": "Write `ds.origin(index)`.",
     "as_dataset": "This is the dataset: `for element in ds: ...`.",
     "as_numpy": "Elements are NumPy arrays already: `for element in ds: ...`.",
     "as_numpy_iterator": "Elements are NumPy arrays already: `it = iter(ds)`.",
