@@ -241,7 +241,7 @@ def test_what_cannot_be_sent_says_how_to_do_without(monkeypatch):
 
     with pytest.raises(bushel.PipelineNotSent) as raised:
         MapDataset.range(100).column(function, workers=TWO)
-    assert "options=MultiprocessingOptions(num_workers=0)" in raised.value.__notes__[0]
+    assert "workers=0 computes it in this process" in raised.value.__notes__[0]
     assert len(MapDataset.range(100).column(function, workers=HERE)) == 100
 
 

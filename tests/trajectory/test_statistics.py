@@ -319,8 +319,8 @@ def test_the_code_of_a_function():
     assert code_of(standardize) != first
     assert code_of(functools.partial(standardize, 1)) != code_of(functools.partial(standardize, 2))
     assert code_of(None) == ""
-    assert code_of(ModuleSpec.create(code_of)) == code_of(functools.partial(code_of))
-    assert code_of(ModuleSpec.create(code_of)) != code_of(ModuleSpec.create(merge))
+    assert code_of(ModuleSpec.create(get_dataset_statistics)) == code_of(functools.partial(get_dataset_statistics))
+    assert code_of(ModuleSpec.create(get_dataset_statistics)) != code_of(ModuleSpec.create(merge))
 
 
 def test_progress_is_told_to_a_terminal_only(monkeypatch, capsys):
