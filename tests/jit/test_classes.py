@@ -365,7 +365,7 @@ EMPTY = inspect.Parameter.empty
             [
                 ("dataset", POSITIONAL, EMPTY),
                 ("batches_per_chunk", POSITIONAL, EMPTY),
-                ("ahead", KEYWORD, 1),
+                ("buffer_size", KEYWORD, 1),
                 ("device", KEYWORD, None),
             ],
         ),

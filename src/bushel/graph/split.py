@@ -17,6 +17,7 @@ from fractions import Fraction
 import numpy as np
 
 from bushel.base import checks
+from bushel.base.errors import BushelWarning
 from bushel.base.state_names import in_states
 from bushel.graph import apply, reindex
 from bushel.graph.columns import Column, Part
@@ -237,6 +238,7 @@ def warn_of_leak(node: MapNode) -> None:
                 "`repeat`. If the rest of the dataset is a validation set, its records come into training. Write "
                 "`train, validation = ds.split([0.9, 0.1])`, or slice before `shuffle`. If you want another sample in "
                 f"every epoch, `.slice(range({step.start}, {step.stop}))` does not warn.",
+                BushelWarning,
                 stacklevel=4,
             )
             return

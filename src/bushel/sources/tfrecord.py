@@ -60,7 +60,7 @@ class TFRecordDataSource(RecordSource):
     >>> folder = tempfile.mkdtemp()
     >>> with open(os.path.join(folder, "rows.jsonl"), "w") as file:
     ...     _ = file.write('{"x": 1}\\n{"x": 2}\\n')
-    >>> (path,) = convert(os.path.join(folder, "rows.jsonl"), os.path.join(folder, "rows.tfrecord"))
+    >>> (path,) = convert(os.path.join(folder, "rows.jsonl"), os.path.join(folder, "rows.tfrecord")).files
     >>> TFRecordDataSource(path)[1]
     b'{"x": 2}'
     """

@@ -161,6 +161,7 @@ def _cut_part(data: bytes, record: int, start: int, size: int) -> bytes:
     return data[start : start + size]
 
 
+@in_states("Encoded")
 class Encoded:
     """An encoded image that is still in its file. `len(image)` is its stored size in bytes, `bytes(image)` reads it.
 

@@ -45,7 +45,7 @@ def fetch(remote: Remote, folder: Path, also_in: Sequence[Path] = ()) -> Path:
                 return place / name
     try:
         download(remote, folder)
-    except (OSError, NotDownloaded) as error:
+    except (OSError, _NotDownloaded) as error:
         raise FileNotFoundError(
             f"{remote.name} is not in {folder}, and {remote.url} could not be downloaded ({error}). "
             "Download the file on a machine with a network connection and put it into that folder."
@@ -53,7 +53,7 @@ def fetch(remote: Remote, folder: Path, also_in: Sequence[Path] = ()) -> Path:
     return folder / remote.name
 
 
-class NotDownloaded(Exception):
+class _NotDownloaded(Exception):
     """The network or the server has failed, or what came is not the file. It is no OSError: the disk has not failed."""
 
 
@@ -65,11 +65,11 @@ def download(remote: Remote, folder: Path) -> None:
             digest.update(block)
             file.write(block)
         if remote.md5 is not None and digest.hexdigest() != remote.md5:
-            raise NotDownloaded(f"its MD5 is {digest.hexdigest()}, but should be {remote.md5}")
+            raise _NotDownloaded(f"its MD5 is {digest.hexdigest()}, but should be {remote.md5}")
 
 
 def _receive(remote: Remote) -> Iterator[bytes]:
-    """The content of a file, block by block. Raises NotDownloaded."""
+    """The content of a file, block by block. Raises _NotDownloaded."""
     received = 0
     try:
         with urllib.request.urlopen(remote.url, timeout=TIMEOUT_S) as answer:
@@ -81,9 +81,9 @@ def _receive(remote: Remote) -> Iterator[bytes]:
                     yield block
                     bar.show(received)
     except (OSError, http.client.HTTPException, ValueError) as error:  # urllib raises a ValueError for a malformed URL
-        raise NotDownloaded(str(error)) from error
+        raise _NotDownloaded(str(error)) from error
     if length is not None and received != length:
-        raise NotDownloaded(f"the connection ended after {received} of {length} bytes")
+        raise _NotDownloaded(f"the connection ended after {received} of {length} bytes")
 
 
 @contextlib.contextmanager
