@@ -97,6 +97,12 @@ class ManyAtOnce(Sized):
         return [index * 2 for index in indices]
 
 
+@pytest.fixture(autouse=True)
+def no_other_calls(monkeypatch):
+    """A thread that another test has left may be stuck in a call, and calls at the same time say nothing."""
+    monkeypatch.setattr(hidden_randomness, "_running", [])
+
+
 def texts_of(ds):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

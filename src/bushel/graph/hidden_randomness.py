@@ -179,7 +179,8 @@ def _enter(watch: Watch) -> int:
 def _leave(watch: Watch, number: int) -> _Others:
     """Notes that a watched call has ended. Returns which other calls ran at the same time."""
     with _lock:
-        _running.remove(watch)
+        if watch in _running:
+            _running.remove(watch)
         if number == 0 or any(last > number for other, last in _last_calls.items() if other is not watch):
             return _Others.OF_ANOTHER_FUNCTION
         overlapped = watch in _running or _last_calls[watch] > number
