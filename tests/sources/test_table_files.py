@@ -317,9 +317,9 @@ def test_only_some_columns(files):
     assert list(next(iter(ParquetIterDataset(files / "part-0.parquet", columns=["text", "id"])))) == ["text", "id"]
     for build in (ParquetDataSource, ArrowDataSource):
         kind = "parquet" if build is ParquetDataSource else "arrow"
-        assert list(build(files / f"part-0.{kind}", ["id", "raw"])[0]) == ["id", "raw"]
+        assert list(build(files / f"part-0.{kind}", columns=["id", "raw"])[0]) == ["id", "raw"]
         with pytest.raises(ValueError, match="has no column 'nothing'; its columns are 'id', 'score'"):
-            build(files / f"part-0.{kind}", ["nothing"])
+            build(files / f"part-0.{kind}", columns=["nothing"])
     with pytest.raises(ValueError, match="has no column 'nothing'"):
         next(iter(ParquetIterDataset(files / "part-0.parquet", columns=["nothing"])))
 
