@@ -21,7 +21,6 @@ from bushel.base.errors import DamagedFile
 from bushel.base.options import DatasetOptions
 from bushel.dataset import WithOptionsIterDataset
 from bushel.trajectory import (
-    LeRobotFolder,
     LeRobotSource,
     RLDSBuilder,
     TrajectoryDataset,
@@ -31,6 +30,7 @@ from bushel.trajectory import (
     open_episodes,
     reencode_videos,
 )
+from bushel.trajectory.lerobot import LeRobotFolder
 from bushel.trajectory.lerobot import table as tables
 from bushel.trajectory.lerobot.alignment import align_frames
 from bushel.trajectory.lerobot.depth_code import DepthCode

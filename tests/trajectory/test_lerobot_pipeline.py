@@ -9,8 +9,6 @@ from lerobot_folders import CAMERAS, picture, read_row, write_dataset
 from servers import BUCKET, Web, s3
 
 from bushel.trajectory import (
-    LeRobotBuilder,
-    LeRobotFolder,
     LeRobotSource,
     convert_episodes,
     decode_image,
@@ -19,6 +17,7 @@ from bushel.trajectory import (
     make_interleaved_dataset,
     write_rlds,
 )
+from bushel.trajectory.lerobot import LeRobotBuilder, LeRobotFolder
 
 LENGTHS = [7, 1, 2, 12, 5]
 FRONT, WRIST = CAMERAS
