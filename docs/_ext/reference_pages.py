@@ -136,7 +136,7 @@ def _value(name: Name) -> str:
 
 def _value_docstring(name: Name) -> str:
     """The docstring below a value, in the module itself or in the one where the value is defined."""
-    for module in (name.module, "bushel.base.transforms"):
+    for module in (name.module, "bushel.base.transforms", "bushel.base.options"):
         docs = ModuleAnalyzer.for_module(module).find_attr_docs()
         if text := docs.get(("", name.name)):
             return " ".join(text).strip()
