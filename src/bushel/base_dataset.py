@@ -99,7 +99,7 @@ class Dataset(abc.ABC, Generic[T_co]):
         """Returns an iterator at the start."""
 
     def element_spec(self) -> Any:
-        """Shapes and dtypes of the elements, as a tree of `ShapeDtypeStruct`s. Nothing is read.
+        """Shapes and dtypes of the elements, as a tree of `ShapeDtypeStruct` objects. Nothing is read.
 
         An operation with a function of yours raises NotImplementedError, unless its transformation has a method
         `output_spec(input_spec)`; `describe` reads an element where shapes are not known.
