@@ -19,6 +19,7 @@ MODULES = {
     "bushel.jit.datasets.time_utils": "Windows over time series",
     "bushel.jit.cereal": "The names of cereal",
     "bushel.trajectory": "Episodes of robots",
+    "bushel.trajectory.oxe": "Open X-Embodiment by name",
     "bushel.trajectory.traj_transforms": "Functions of whole trajectories",
     "bushel.trajectory.obs_transforms": "Functions of the images of a frame",
     "bushel.trajectory.goal_relabeling": "Goals from the future of a step",
