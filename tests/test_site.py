@@ -113,7 +113,7 @@ def test_every_exported_name_is_found():
 
 def test_a_new_public_name_is_a_decision():
     """Each public name is a promise. Raise the limit only for a name that a guide needs."""
-    assert len(public_names.all_names()) <= 402
+    assert len(public_names.all_names()) <= 404
 
 
 def test_every_public_name_has_a_docstring():
