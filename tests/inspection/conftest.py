@@ -1,3 +1,5 @@
+"""One small data set of each format, written once for all tests of this folder."""
+
 import pytest
 from inspection_data import write_all
 

@@ -1,3 +1,5 @@
+"""Helpers for trees, gripper actions and shares of threads: the outputs of the original, and their laws."""
+
 import collections
 import json
 

@@ -1,3 +1,5 @@
+"""Windows of frames and actions for whole arrays of rows: none leaves its episode, and masks say what is real."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,3 +1,5 @@
+"""Functions in configurations, by their names: the strings of the original, and names that cannot be found."""
+
 import fractions
 import functools
 import json

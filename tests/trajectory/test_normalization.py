@@ -1,3 +1,5 @@
+"""Actions and proprioception on one scale and back: the numbers of the original, bit by bit, also under jit."""
+
 import numpy as np
 import pytest
 from golden_data import LENGTHS, arrays, manifest, restructured, statistics

@@ -1,3 +1,5 @@
+"""Quantiles within a budget of memory: exact below it, and with a stated error beyond it."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings

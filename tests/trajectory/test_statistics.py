@@ -1,3 +1,5 @@
+"""Statistics of data sets: those of the original, merged, the same in every order of reading."""
+
 import functools
 import json
 import logging

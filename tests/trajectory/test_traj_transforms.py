@@ -1,3 +1,5 @@
+"""Functions of whole trajectories, such as windows, masks and padding: the outputs of the original, and their laws."""
+
 import collections
 import copy
 
