@@ -20,11 +20,11 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import strategies
+from helpers import strategies
+from helpers.recipes import as_stream
+from helpers.stepped_executor import Stepped
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from recipes import as_stream
-from stepped import Stepped
 
 import bushel
 from bushel import experimental as ex

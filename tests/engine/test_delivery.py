@@ -14,13 +14,13 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-import strategies
-from cases import cases
+from helpers import strategies
+from helpers.case_counts import cases
+from helpers.recipes import Facts, Leaf, Recipe, as_stream
+from helpers.stepped_executor import Stepped
+from helpers.waiting import SOON_S
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from recipes import Facts, Leaf, Recipe, as_stream
-from stepped import Stepped
-from watching import SOON_S
 
 import bushel
 from bushel import experimental as ex

@@ -30,8 +30,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from watching import (
-    SOON_S,
+from helpers.processes import (
     alive,
     descriptors,
     memory_of,
@@ -39,10 +38,10 @@ from watching import (
     offspring,
     run_script,
     start_script,
-    wait_until,
     workers,
     zygote,
 )
+from helpers.waiting import SOON_S, wait_until
 
 import bushel
 from bushel.engine.pool.activity import Doing

@@ -20,7 +20,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from watching import SOON_S, alive, descriptors, run_script, wait_until, workers, zygote
+from helpers.processes import alive, descriptors, run_script, workers, zygote
+from helpers.waiting import SOON_S, wait_until
 
 import bushel
 from bushel.engine.processes.executor import Processes

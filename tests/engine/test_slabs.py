@@ -21,10 +21,11 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from helpers.processes import descriptors
+from helpers.waiting import wait_until
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from watching import descriptors, wait_until
 
 import bushel
 from bushel.base.memory import ALIGNMENT

@@ -17,8 +17,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from stepped import Stepped
-from watching import wait_until
+from helpers.stepped_executor import Stepped
+from helpers.waiting import wait_until
 
 import bushel
 from bushel.engine.processes.executor import Processes

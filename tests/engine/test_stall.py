@@ -16,7 +16,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from watching import wait_until
+from helpers.waiting import wait_until
 
 import bushel
 from bushel import experimental as ex

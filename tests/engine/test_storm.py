@@ -22,7 +22,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from watching import SOON_S, alive, named_memory, wait_until, workers, zygote
+from helpers.processes import alive, named_memory, workers, zygote
+from helpers.waiting import SOON_S, wait_until
 
 import bushel
 from bushel.engine.pool import supervisor

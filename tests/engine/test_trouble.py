@@ -21,13 +21,12 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import recipes
-import strategies
-from cases import cases
+from helpers import recipes, strategies
+from helpers.case_counts import cases
+from helpers.recipes import Recipe
+from helpers.stepped_executor import Stepped
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import Recipe
-from stepped import Stepped
 
 import bushel
 from bushel.base.blocks import rows_of

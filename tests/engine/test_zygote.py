@@ -17,8 +17,9 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from watching import SOON_S, alive, parents, run_script, wait_until, workers
-from watching import zygote as zygote_here
+from helpers.processes import alive, parents, run_script, workers
+from helpers.processes import zygote as zygote_here
+from helpers.waiting import SOON_S, wait_until
 
 import bushel
 from bushel.engine.processes import channel, zygote

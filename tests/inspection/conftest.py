@@ -1,5 +1,5 @@
 import pytest
-from inspection_data import write_all
+from helpers.example_datasets import write_all
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import traceback
 
 
-def everything(error):
+def all_text_of(error):
     """The text of an error and of all that it is chained to: messages, arguments, notes, attributes, tracebacks."""
     texts, todo, seen = ["".join(traceback.format_exception(error))], [error], set()
     while todo:
