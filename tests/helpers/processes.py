@@ -99,3 +99,11 @@ def run_script(folder: Path, text: str, *options: str, timeout_s: float = SOON_S
             child.kill()
             raise
     return child.returncode, out, err
+
+
+def read_line(script: subprocess.Popen[str]) -> str:
+    """The next line that a script prints."""
+    assert script.stdout is not None and script.stderr is not None
+    line = script.stdout.readline()
+    assert line, script.stderr.read()
+    return line.strip()

@@ -20,7 +20,10 @@ OF_THE_PUBLIC_NAMES = ("tests/test_names.py", "tests/test_arguments.py", "tests/
 CHECKED_FOLDERS = ("src", "tests", "examples", "benchmarks")
 """What pyright checks in `make test`."""
 
-OF_WORKERS = ("delivery", "faults", "processes", "slabs", "stall", "wire", "zygote")
+OF_WORKERS = (
+    *("delivery", "end_of_consumer", "errors_of_functions", "killed_workers", "memory_budget", "processes"),
+    *("records_that_kill", "slabs", "stall", "timeouts", "unsendable", "wire", "zygote"),
+)
 OF_DELIVERY = (
     "delivery",
     "executors",
