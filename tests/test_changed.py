@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from changed import ENGINE_TESTS, LIBRARY, ROOT, changed_files, find_files_to_type_check, find_tests
+from tools.changed import ENGINE_TESTS, LIBRARY, ROOT, changed_files, find_files_to_type_check, find_tests
 
 MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / LIBRARY).rglob("*.py"))
 
@@ -19,7 +19,7 @@ MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / LIBRARY).rglob(
         ("src/bushel/base/redact.py", ["tests/base", "tests/test_layers.py", "tests/test_redact.py"]),
         ("src/bushel/engine/tally.py", ["tests/engine", "tests/test_layers.py"]),
         ("tests/graph/test_pack.py", ["tests/graph/test_pack.py"]),
-        ("tests/changed.py", ["tests/test_changed.py"]),
+        ("tests/tools/changed.py", ["tests/test_changed.py"]),
         ("tests/trajectory/golden/README.md", ["tests/trajectory"]),
         ("examples/digits.py", ["tests/test_examples.py"]),
         ("docs/workers.md", ["tests/test_docs.py", "tests/test_site.py"]),
@@ -39,9 +39,11 @@ def test_every_module_has_tests_beyond_the_layers():
 
 
 def test_a_helper_has_the_tests_that_import_it():
-    tests = find_tests(["tests/recipes.py"])
+    tests = find_tests(["tests/helpers/recipes.py"])
     assert "tests/test_equal_to_grain.py" in tests and "tests/test_layers.py" not in tests
-    assert "tests/jit/test_mesh.py" in find_tests(["tests/jit/mesh_cases.py"])  # it runs this file as a program
+    assert "tests/jit/test_mesh.py" in find_tests(["tests/programs/mesh_cases.py"])  # it runs this file as a program
+    assert "tests/sources/test_fuzz.py" in find_tests(["tests/helpers/record_formats.py"])  # by way of two others
+    assert "tests/view" in find_tests(["tests/helpers/browser.py"])  # by way of its conftest.py
 
 
 def test_a_file_in_a_listed_folder_is_not_listed_again():
@@ -64,11 +66,15 @@ def test_the_table_of_the_engine_names_modules_and_tests(name):
         (
             "src/bushel/engine/pool/wire.py",
             ["src/bushel/engine/processes/worker.py", "tests/engine/test_wire.py"],
-            ["tests/recipes.py"],
+            ["tests/helpers/recipes.py"],
         ),
         ("src/bushel/engine/deleted.py", [], ["src/bushel/engine/deleted.py"]),
         ("src/bushel/base/__init__.py", ["src/bushel/base/__init__.py"], []),
-        ("tests/recipes.py", ["tests/recipes.py", "tests/test_equal_to_grain.py"], ["tests/test_layers.py"]),
+        (
+            "tests/helpers/recipes.py",
+            ["tests/helpers/recipes.py", "tests/test_equal_to_grain.py"],
+            ["tests/test_layers.py"],
+        ),
         ("pyproject.toml", ["src", "tests", "examples", "benchmarks"], []),
         ("docs/workers.md", [], ["docs/workers.md"]),
     ],

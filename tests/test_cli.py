@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from formats import array_record, bag, tfrecord
+from helpers.processes import alive, offspring, run_script
+from helpers.record_formats import array_record, bag, tfrecord
+from helpers.servers import Web
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servers import Web
-from watching import alive, offspring, run_script
 
 from bushel import DamagedFile, __version__, cli
 from bushel.sources import (

@@ -10,9 +10,10 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
+from helpers.processes import run_script, start_script
+from helpers.waiting import wait_until
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from watching import run_script, start_script, wait_until
 
 import bushel
 from bushel import MapDataset, MultiprocessingOptions

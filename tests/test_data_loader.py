@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from absl import flags
 from array_record.python.array_record_module import ArrayRecordWriter
-from comparing import assert_same
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from loaders import (
+from helpers.beside_grain import assert_same
+from helpers.loader_recipes import (
     FUNCTIONS,
     EveryOther,
     EveryOtherWithLength,
@@ -29,6 +27,8 @@ from loaders import (
     pairs,
     pass_on,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import bushel
 import bushel.python

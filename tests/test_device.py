@@ -7,7 +7,7 @@ import grain
 import jax
 import numpy as np
 import pytest
-from comparing import check_equal
+from helpers.beside_grain import check_equal
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bushel

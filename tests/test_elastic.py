@@ -10,9 +10,9 @@ import cloudpickle
 import grain
 import numpy as np
 import pytest
+from helpers.loader_recipes import digit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaders import digit
 
 import bushel
 from bushel import StateMismatch

@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-import renamed_classes
+from helpers import renamed_classes
 
 import bushel
 from bushel import BushelDeprecationWarning, BushelError, BushelWarning, MapDataset, MultiprocessingOptions

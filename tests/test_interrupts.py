@@ -20,17 +20,17 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import strategies
+from helpers import strategies
+from helpers.recipes import as_stream
+from helpers.stepped_executor import Stepped
+from helpers.worker_pools import open_on
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from recipes import as_stream
-from stepped import Stepped
 
 import bushel
 from bushel import experimental as ex
 from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Executor, Threads
-from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -75,12 +75,8 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def opened(ds: Any, executor: Executor | None = None) -> PipelineIterator[Any]:
-    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
-
-
 def elements_of(ds: Any) -> list[Any]:
-    with opened(ds) as it:
+    with open_on(ds) as it:
         try:
             return list(itertools.islice(it, MOST))
         except Exception:
@@ -92,7 +88,7 @@ def check_interrupted(ds: Any, line: int, executor: Executor | None = None) -> b
     """Interrupts a run at its `line`-th line, and goes on. Returns whether there are so many."""
     expected = elements_of(ds)
     found: list[Any] = []
-    with opened(ds, executor) as it:
+    with open_on(ds, executor) as it:
         left, interrupted = line, False
         while len(found) < len(expected) and not interrupted:
             with at_line(left, interrupt) as lines:
@@ -113,7 +109,7 @@ def check_asked(ds: Any, line: int, executor: Executor | None = None) -> bool:
     expected = elements_of(ds)
     found: list[Any] = []
     told: list[Any] = []
-    with opened(ds, executor) as it:
+    with open_on(ds, executor) as it:
 
         def ask() -> None:
             told.append((it.get_state(), len(found)))
@@ -131,7 +127,7 @@ def check_asked(ds: Any, line: int, executor: Executor | None = None) -> bool:
 
 
 def check_goes_on(ds: Any, state: Any, expected: list[Any]) -> None:
-    with opened(ds) as it:
+    with open_on(ds) as it:
         it.set_state(json.loads(json.dumps(state)))
         assert same(list(itertools.islice(it, len(expected))), expected)
 
@@ -305,11 +301,11 @@ EXECUTORS = {"here": lambda: None, "threads": lambda: Threads(2), "processes": l
 @pytest.mark.parametrize("where", EXECUTORS)
 @pytest.mark.parametrize("name", SLOW)
 def test_who_goes_on_after_ctrl_c_misses_nothing(name, where):
-    with opened(SLOW[name]()) as it:
+    with open_on(SLOW[name]()) as it:
         expected = list(it)
     executor = EXECUTORS[where]()
     found, interrupts = [], 0
-    with opened(SLOW[name](), executor) as it, Signalling(0.02, interrupt) as signalling:
+    with open_on(SLOW[name](), executor) as it, Signalling(0.02, interrupt) as signalling:
         for _ in range(6):
             try:
                 for element in it:
@@ -327,17 +323,17 @@ def test_who_goes_on_after_ctrl_c_misses_nothing(name, where):
 @pytest.mark.parametrize("where", EXECUTORS)
 @pytest.mark.parametrize("name", SLOW)
 def test_a_signal_handler_is_told_the_state_before_the_element_under_way(name, where):
-    with opened(SLOW[name]()) as it:
+    with open_on(SLOW[name]()) as it:
         expected = list(it)
     executor = EXECUTORS[where]()
     found: list[Any] = []
     told: list[Any] = []
-    with opened(SLOW[name](), executor) as it, Signalling(0.02, lambda: told.append((it.get_state(), len(found)))):
+    with open_on(SLOW[name](), executor) as it, Signalling(0.02, lambda: told.append((it.get_state(), len(found)))):
         for element in it:
             found.append(element)
     assert same(found, expected) and told
     for state, delivered in told[:: 1 + len(told) // 5]:
-        with opened(SLOW[name]()) as it:
+        with open_on(SLOW[name]()) as it:
             it.set_state(state)
             rest = list(it)
             # The handler may have run after `next` had returned, and before the element was counted here.
@@ -350,7 +346,7 @@ def test_ctrl_c_does_not_wait_for_what_is_under_way():
     free = threading.Event()
     stuck = numbers(4).map(lambda x: free.wait(600) and x)
     begun = time.monotonic()
-    with opened(ex.ThreadPrefetchIterDataset(stuck, prefetch_buffer_size=1)) as it:
+    with open_on(ex.ThreadPrefetchIterDataset(stuck, prefetch_buffer_size=1)) as it:
         with pytest.raises(KeyboardInterrupt), Signalling(0.1, interrupt):
             next(it)
         assert time.monotonic() - begun < 300
@@ -368,7 +364,7 @@ def test_an_iterator_cannot_be_moved_from_inside_one_of_its_elements():
         return x
 
     ds = numbers(5).map(meddling)
-    its.append(opened(ds))
+    its.append(open_on(ds))
     assert [next(its[0]), next(its[0])] == [0, 1]
     with pytest.raises(RuntimeError, match="A function of the pipeline cannot move it meanwhile"):
         next(its[0])

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-SCRIPT = pathlib.Path(__file__).parent / "once_more.py"
+SCRIPT = pathlib.Path(__file__).parent / "tools" / "once_more.py"
 PASSES = "def test(): pass"
 FAILS = "def test(): assert False"
 FAILS_THE_THIRD_TIME = """

@@ -12,10 +12,10 @@ import cloudpickle
 import grain
 import numpy as np
 import pytest
-from cases import cases
+from helpers.case_counts import cases
+from helpers.stepped_executor import Stepped
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stepped import Stepped
 
 import bushel
 from bushel.engine.processes.executor import Processes

@@ -11,8 +11,8 @@ import warnings
 
 import numpy as np
 import pytest
-from cases import cases
-from formats import written
+from helpers.case_counts import cases
+from helpers.record_formats import written
 
 from bushel import DamagedFile, MapDataset
 from bushel.base import sealed

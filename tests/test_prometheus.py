@@ -11,7 +11,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from watching import wait_until
+from helpers.waiting import wait_until
 
 prometheus_client = pytest.importorskip("prometheus_client")
 

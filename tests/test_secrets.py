@@ -28,10 +28,10 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 import zarr
-from formats import bag, tfrecord, written
-from golden_data import GOLDEN
-from seeing import everything
-from servers import Web
+from helpers.error_text import all_text_of
+from helpers.golden_trajectories import GOLDEN
+from helpers.record_formats import bag, tfrecord, written
+from helpers.servers import Web
 
 import bushel
 import bushel.prometheus
@@ -328,7 +328,7 @@ def attempted(act, seen):
     try:
         act()
     except Exception as error:
-        seen.append(everything(error))
+        seen.append(all_text_of(error))
         seen += traceback.format_exception(error)
         return True
     return False

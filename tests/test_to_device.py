@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import strategies
 from engine.test_pulling import run
+from helpers import strategies
+from helpers.recipes import as_stream
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import as_stream
 
 import bushel
 from bushel import MultiprocessingOptions

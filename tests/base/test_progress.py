@@ -10,7 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from terminals import BARS_AT_ONCE, last_drawn, run_on_terminal
+from helpers.terminals import BARS_AT_ONCE, last_drawn, run_on_terminal
 
 import bushel
 from bushel.base import progress as module

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
-import clusters
 import numpy as np
 import pytest
-import strategies
+from helpers import ray_clusters, strategies
+from helpers.recipes import Recipe, as_stream
+from helpers.waiting import wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import Recipe, as_stream
-from watching import wait_until
 
 import bushel
 from bushel.engine import drawn_delivery as drawn
@@ -154,11 +153,11 @@ def pictures(count: int = 400) -> Any:
 def test_ray_prefetch_gives_what_everybody_gives_and_leaves_nothing(cluster):
     ds = pictures().filter(is_odd).random_map(brighten).batch(8)
     expected = list(ds)
-    before = set(clusters.living_actors())
-    with clusters.leaving_nothing(), iter(ds.ray_prefetch(bushel.RayOptions(num_workers=2))) as it:
+    before = set(ray_clusters.living_actors())
+    with ray_clusters.leaving_nothing(), iter(ds.ray_prefetch(bushel.RayOptions(num_workers=2))) as it:
         first = [next(it) for _ in range(7)]
         state = it.get_state()
-        assert len(set(clusters.living_actors()) - before) == 2
+        assert len(set(ray_clusters.living_actors()) - before) == 2
     with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(2))) as it:
         it.set_state(state)
         assert same([*first, *it], expected)
@@ -167,7 +166,7 @@ def test_ray_prefetch_gives_what_everybody_gives_and_leaves_nothing(cluster):
 def test_bushel_chooses_how_many_actors(cluster):
     ds = pictures().batch(8)
     options = bushel.RayOptions(min_workers=2, max_workers=3)
-    with clusters.leaving_nothing(), iter(ds.ray_prefetch(options)) as it:
+    with ray_clusters.leaving_nothing(), iter(ds.ray_prefetch(options)) as it:
         assert same(list(it), list(ds))
         assert it.report().pools[0].size >= 2
 
@@ -207,10 +206,10 @@ def test_large_arrays_are_in_the_object_store_once_for_all_programs(executors):
     table = np.random.default_rng(0).random((100_000, 4))  # 3.2 MB
     parts = [bushel.MapDataset.range(start, start + 50).map(Table(table)).to_iter_dataset() for start in (0, 50)]
     ds = bushel.IterDataset.mix(parts)
-    before = clusters.held_objects()
+    before = ray_clusters.held_objects()
     with ds.iterate_on(executors["actors"]) as it:
         sums, files = zip(*it)
-        assert clusters.held_objects() - before <= 3  # two programs, and one array
+        assert ray_clusters.held_objects() - before <= 3  # two programs, and one array
     assert sums == tuple(total for total, _ in ds)
     assert all("plasma" in file for file in files), "an actor has copied the array"
 
@@ -235,10 +234,10 @@ def huge(x: int) -> dict[str, Any]:
 def test_the_object_store_never_spills(cluster, make, count, budget_bytes):
     """Twice and more of what a store holds goes through it, and the consumer keeps all of it."""
     ds = bushel.MapDataset.range(count).map(make).to_iter_dataset()
-    before = clusters.spilled_bytes()
+    before = ray_clusters.spilled_bytes()
     with iter(ds.ray_prefetch(bushel.RayOptions(num_workers=3, budget_bytes=budget_bytes))) as it:
         kept = list(it)
-        assert clusters.spilled_bytes() == before
+        assert ray_clusters.spilled_bytes() == before
     assert [element["number"] for element in kept] == list(range(count))
     assert all((element["picture"][[0, -1]] == element["number"]).all() for element in kept)
 
@@ -247,9 +246,9 @@ def test_the_object_store_never_spills(cluster, make, count, budget_bytes):
 def test_what_ray_spills_is_seen(cluster):
     import ray
 
-    before = clusters.spilled_bytes()
+    before = ray_clusters.spilled_bytes()
     kept = [ray.put(np.zeros(20 << 20, np.uint8)) for _ in range(8)]  # 160 MB into a store of 100 MB
-    wait_until(lambda: clusters.spilled_bytes() > before)
+    wait_until(lambda: ray_clusters.spilled_bytes() > before)
     del kept
 
 
@@ -266,7 +265,7 @@ def test_several_hosts_share_the_cluster(cluster):
     """Each host has actors of its own. A state of two hosts continues on three, with actors or without."""
     ds = bushel.MapDataset.range(120).seed(3).shuffle().map(picture)
     options = bushel.RayOptions(num_workers=1)
-    with clusters.leaving_nothing():
+    with ray_clusters.leaving_nothing():
         two = [ElasticIterator(ds, 12, host, multiprocessing_options=options) for host in hosts(2)]
         alone = list(ElasticIterator(ds, 12, bushel.NoSharding()))
         for step in range(4):
@@ -324,7 +323,7 @@ def refuse(index: int, count: int) -> None:
 
 def test_an_init_function_that_fails_ends_the_run_with_its_error(cluster):
     ds = pictures().ray_prefetch(bushel.RayOptions(num_workers=1), refuse)
-    with clusters.leaving_nothing(), iter(ds) as it:
+    with ray_clusters.leaving_nothing(), iter(ds) as it:
         with pytest.raises(OSError, match="actor 0 of 1 has no disk") as raised:
             next(it)
         assert "worker_init_fn failed" in "".join(raised.value.__notes__)

@@ -14,8 +14,8 @@ import textwrap
 import warnings
 from pathlib import Path
 
-import clusters
 import pytest
+from helpers import ray_clusters
 
 import bushel
 
@@ -127,7 +127,7 @@ def test_the_code_of_the_page_runs(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 2
-    with clusters.leaving_nothing():
+    with ray_clusters.leaving_nothing():
         namespace = {"__name__": "page"}
         for block in blocks:
             exec(compile(block, str(PAGE), "exec"), namespace)

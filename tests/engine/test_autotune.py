@@ -17,11 +17,11 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import strategies
+from helpers import strategies
+from helpers.recipes import as_stream
+from helpers.waiting import SOON_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import as_stream
-from watching import SOON_S
 
 import bushel
 from bushel.engine.figures import SMALL_WAIT_SHARE

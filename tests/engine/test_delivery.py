@@ -14,13 +14,14 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-import strategies
-from cases import cases
+from helpers import strategies
+from helpers.case_counts import cases
+from helpers.recipes import Facts, Leaf, Recipe, as_stream
+from helpers.stepped_executor import Stepped
+from helpers.waiting import SOON_S
+from helpers.worker_pools import numbers
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from recipes import Facts, Leaf, Recipe, as_stream
-from stepped import Stepped
-from watching import SOON_S
 
 import bushel
 from bushel import experimental as ex
@@ -298,10 +299,6 @@ def test_the_laws_can_fail(warm):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # States past the end, and of elements that leave no trace
-
-
-def numbers(length: int) -> Any:
-    return bushel.MapDataset.range(length).to_iter_dataset(bushel.ReadOptions(0, 0))
 
 
 def pair(i: int, x: Any) -> Any:

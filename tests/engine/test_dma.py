@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import cases
+from helpers.case_counts import cases
+from helpers.waiting import wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from watching import wait_until
 
 import bushel
 from bushel.engine import dma

@@ -21,13 +21,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-import recipes
-import strategies
-from cases import cases
+from helpers import recipes, strategies
+from helpers.case_counts import cases
+from helpers.recipes import Recipe, build
+from helpers.waiting import SOON_S, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import Recipe, build
-from watching import SOON_S, wait_until
 
 import bushel
 from bushel.base.blocks import rows_of

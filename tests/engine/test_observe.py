@@ -13,11 +13,11 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-import strategies
+from helpers import strategies
+from helpers.recipes import as_stream
+from helpers.stepped_executor import Stepped
+from helpers.waiting import SOON_S
 from hypothesis import HealthCheck, given, settings
-from recipes import as_stream
-from stepped import Stepped
-from watching import SOON_S
 
 import bushel
 from bushel.engine import Executor, Observer, open_stream

@@ -1,6 +1,6 @@
 """The law of private elements: an element shares no memory with anything else, whatever lies between it and its source.
 
-`tests/private_pipelines.py` draws the pipelines, and models what they must give.
+`tests/helpers/private_pipelines.py` draws the pipelines, and models what they must give.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from private_pipelines import InMessages, find_difference
+from helpers.private_pipelines import InMessages, find_difference
 
 import bushel
 from bushel.engine.processes.executor import Processes

@@ -21,10 +21,10 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from helpers.stepped_executor import Stepped
+from helpers.waiting import wait_until
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from stepped import Stepped
-from watching import wait_until
 
 import bushel
 from bushel import experimental as ex

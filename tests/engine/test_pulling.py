@@ -14,11 +14,12 @@ from typing import Any
 
 import grain
 import pytest
-import strategies
+from helpers import strategies
+from helpers.processes import run_script
+from helpers.recipes import as_stream
+from helpers.waiting import SOON_S, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import as_stream
-from watching import SOON_S, run_script, wait_until
 
 import bushel
 from bushel import experimental as ex

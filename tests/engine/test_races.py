@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from watching import SOON_S
+from helpers.waiting import SOON_S
 
 import bushel
 from bushel.base.rng import RngPool

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import cases
+from helpers.case_counts import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

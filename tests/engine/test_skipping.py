@@ -14,10 +14,10 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from cases import cases
+from helpers.case_counts import cases
+from helpers.stepped_executor import Stepped
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from stepped import Stepped
 
 import bushel
 from bushel.base.errors import TooManySkipped

@@ -10,7 +10,7 @@ import itertools
 from concurrent.futures import Future
 
 import pytest
-from cases import cases
+from helpers.case_counts import cases
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 

@@ -21,13 +21,13 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import recipes
-import strategies
-from cases import cases
+from helpers import recipes, strategies
+from helpers.case_counts import cases
+from helpers.recipes import Recipe
+from helpers.stepped_executor import Stepped
+from helpers.worker_pools import open_on
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import Recipe
-from stepped import Stepped
 
 import bushel
 from bushel.base.blocks import rows_of
@@ -139,10 +139,6 @@ def built(recipe: Recipe, options: dict[str, Any]) -> Iterator[Any]:
         yield ds.with_options(**options) if options else ds
 
 
-def opened(ds: Any, executor: Executor | None) -> PipelineIterator[Any]:
-    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
-
-
 @dataclasses.dataclass
 class Event:
     """What one call of `next` gave, and what the iterator says afterwards."""
@@ -227,9 +223,9 @@ def plans(draw: st.DrawFn) -> Plan:
 
 def check(plan: Plan, pools: Pools) -> None:
     with built(plan.recipe, plan.options) as ds:
-        with opened(ds, None) as it:
+        with open_on(ds, None) as it:
             expected = events(it)
-        with opened(ds, None) as it:  # caches that are full tell the same
+        with open_on(ds, None) as it:  # caches that are full tell the same
             check_same(events(it), expected, "a second time")
     elements = sum(event.kind == "element" for event in expected)
     if not plan.recipe.facts.stream and not plan.options:
@@ -238,23 +234,23 @@ def check(plan: Plan, pools: Pools) -> None:
         for name, cut in zip(plan.names, itertools.cycle(plan.cuts)):
             cut %= elements + 1
             with built(plan.recipe, plan.options) as ds:
-                with opened(ds, pools[name]) as it:
+                with open_on(ds, pools[name]) as it:
                     check_same(events(it), expected, name)
-                with opened(ds, pools[name]) as it:
+                with open_on(ds, pools[name]) as it:
                     check_same(events(it), expected, f"{name}, a second time")
-                with opened(ds, pools[name]) as it:
+                with open_on(ds, pools[name]) as it:
                     it.set_state(json.loads(expected[cut].state))
                     rest = events(it, MOST - cut)
                     check_same(rest, _from(expected, cut), f"{name}, from element {cut} on")
         one, other = plan.names[:2]
         cut = plan.cuts[1] % (elements + 1)
         with built(plan.recipe, plan.options) as ds:
-            with opened(ds, pools[one]) as it:
+            with open_on(ds, pools[one]) as it:
                 for _ in range(cut):
                     next(it)
                 state = json.dumps(it.get_state())
             for name in (other, None):
-                with opened(ds, pools[name]) as it:
+                with open_on(ds, pools[name]) as it:
                     it.set_state(json.loads(state))
                     check_same(events(it, MOST - cut), _from(expected, cut), f"from {one} to {name}, at {cut}")
 

@@ -14,10 +14,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers.numpy_versions import STRING_DTYPES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numpy_versions import STRING_DTYPES
 
 from bushel.base.memory import ALIGNMENT
 from bushel.engine.pool.wire import IN_BAND_BYTES, pack, unpack

@@ -10,7 +10,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from comparing import is_kept
+from helpers.beside_grain import is_kept
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

@@ -17,8 +17,8 @@ import time
 import grain
 import numpy as np
 import pytest
-import recipes
-from comparing import plain, restored, run
+from helpers import recipes
+from helpers.beside_grain import plain, restored, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,9 +7,9 @@ import sys
 import cloudpickle
 import numpy as np
 import pytest
+from helpers.reordering_pipelines import epoch, moved
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from moving import epoch, moved
 
 import bushel
 from bushel import MapDataset

@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from helpers.reordering_pipelines import Records, moved
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moving import Records, moved
 
 import bushel
 from bushel import MapDataset

@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from stepped import Stepped
+from helpers.stepped_executor import Stepped
 
 import bushel
 from bushel.base import blocks

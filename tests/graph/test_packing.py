@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import grain
 import numpy as np
 import pytest
-from cases import cases
-from comparing import check_equal, restored, run, stream
+from helpers.beside_grain import check_equal, restored, run, stream
+from helpers.case_counts import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

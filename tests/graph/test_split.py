@@ -8,9 +8,9 @@ import warnings
 import cloudpickle
 import numpy as np
 import pytest
+from helpers.strategies import lengths, seeds
 from hypothesis import given, reject
 from hypothesis import strategies as st
-from strategies import lengths, seeds
 
 import bushel
 from bushel import MapDataset

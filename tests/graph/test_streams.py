@@ -7,11 +7,11 @@ import itertools
 import grain
 import numpy as np
 import pytest
-from cases import cases
-from comparing import check_equal, plain, restored, run, stream
+from helpers.beside_grain import check_equal, plain, restored, run, stream
+from helpers.case_counts import cases
+from helpers.stepped_executor import Stepped
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stepped import Stepped
 
 import bushel
 from bushel import IterDataset, MapDataset

@@ -8,12 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import recipes
-from cases import cases
+from helpers import recipes
+from helpers.case_counts import cases
+from helpers.recipes import LAYOUTS, Recipe, arrays_of, build, on_leaves, source_of, weigh
+from helpers.strategies import map_recipes
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from recipes import LAYOUTS, Recipe, arrays_of, build, on_leaves, source_of, weigh
-from strategies import map_recipes
 
 import bushel
 from bushel.base.blocks import Columns, rows_of

@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from helpers.strategies import slices
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from strategies import slices
 
 from bushel.index.epochs import batched, first_epoch, listed, shard, strided
 

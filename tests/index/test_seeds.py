@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.recipes import double
+from helpers.strategies import long_seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recipes import double
-from strategies import long_seeds
 
 import bushel
 from bushel.index.seeds import derive

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from grain.experimental import index_shuffle as grain_index_shuffle
+from helpers.strategies import grain_shuffles_rightly, near_powers_of_two, seeds
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from strategies import grain_shuffles_rightly, near_powers_of_two, seeds
 
 from bushel.index.many_shuffles import ManyShuffles
 from bushel.index.shuffle import ROUNDS, SMALL, epoch_table, forget_tables, index_shuffle, permute, round_keys, shuffle

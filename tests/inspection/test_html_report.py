@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
+from helpers.browser import open_chromium
 from PIL import Image
-from viewing import open_chromium
 
 import bushel
 from bushel import cli

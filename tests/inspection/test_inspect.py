@@ -11,10 +11,10 @@ import time
 import h5py
 import numpy as np
 import pytest
+from helpers.example_datasets import EXAMPLES, RECORDS
+from helpers.terminals import COMMAND, run_on_terminal
 from hypothesis import given
 from hypothesis import strategies as st
-from inspection_data import EXAMPLES, RECORDS
-from terminals import COMMAND, run_on_terminal
 
 from bushel import cli
 from bushel.base.install import install_command
@@ -264,7 +264,7 @@ def test_paths_that_are_none(tmp_path, written):
 
 def test_a_large_tfrecord_file_is_not_read_unasked(tmp_path):
     path = tmp_path / "large.tfrecord"
-    from formats import tfrecord
+    from helpers.record_formats import tfrecord
 
     tfrecord(path, EXAMPLES * 4)
     os.truncate(path, (1 << 30) + 1)  # zeros: a scan would say that it is damaged

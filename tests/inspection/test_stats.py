@@ -8,9 +8,9 @@ import warnings
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers.terminals import COMMAND, last_drawn, run_on_terminal
 from hypothesis import given
 from hypothesis import strategies as st
-from terminals import COMMAND, last_drawn, run_on_terminal
 
 import bushel
 from bushel import cli

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from files import write_mnist
+from helpers.image_files import write_mnist
 
 from bushel.jit import cereal, masked_mean
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import cifar_records, idx, images_of, write_mnist, write_tar
+from helpers.image_files import cifar_records, idx, images_of, write_mnist, write_tar
 
 from bushel.base.errors import DamagedFile
 from bushel.base.progress import on_progress

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.jit_loaders import REMAINDERS, arrays, collected, host_of, loader_of, real
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jit_loaders import REMAINDERS, arrays, collected, host_of, loader_of, real
 
 import bushel
 from bushel.index import seeds, shuffle

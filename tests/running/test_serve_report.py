@@ -16,8 +16,8 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
-from viewing import run_training
-from watching import SOON_S, wait_until
+from helpers.browser import run_training
+from helpers.waiting import SOON_S, wait_until
 
 import bushel
 from bushel import cli

@@ -8,11 +8,11 @@ import struct
 import numpy as np
 import pytest
 import safetensors.numpy
-from formats import read_by_eight_threads
+from helpers.record_formats import read_by_eight_threads
+from helpers.servers import Web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from servers import Web
 
 import bushel
 from bushel import DamagedFile, MapDataset

@@ -12,9 +12,9 @@ import zipfile
 import numpy as np
 import pytest
 import zstandard
+from helpers.servers import BUCKET, Web, s3
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servers import BUCKET, Web, s3
 
 import bushel
 from bushel import MapDataset, sources

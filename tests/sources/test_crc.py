@@ -7,7 +7,7 @@ import crc32c
 import google_crc32c
 import numpy as np
 import pytest
-from formats import written
+from helpers.record_formats import written
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -16,11 +16,11 @@ import warnings
 
 import numpy as np
 import pytest
-from formats import FORMATS, opened, written
+from helpers.record_formats import FORMATS, opened, written
+from helpers.servers import BUCKET, Web, gcs, s3
+from helpers.waiting import wait_until
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from servers import BUCKET, Web, gcs, s3
-from watching import wait_until
 
 from bushel import DamagedFile, MapDataset, MultiprocessingOptions, ReadOptions
 from bushel.sources import (

@@ -9,7 +9,7 @@ import types
 
 import numpy as np
 import pytest
-from formats import written
+from helpers.record_formats import written
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

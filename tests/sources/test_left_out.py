@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from formats import written
+from helpers.record_formats import written
+from helpers.stepped_executor import Stepped
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepped import Stepped
 
 import bushel
 from bushel import DamagedFile

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import webdataset
-from formats import read_by_eight_threads
+from helpers.record_formats import read_by_eight_threads
 
 import bushel
 from bushel import DamagedFile, MapDataset

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zarr
-from formats import read_by_eight_threads
+from helpers.record_formats import read_by_eight_threads
+from helpers.servers import Web
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servers import Web
 
 import bushel
 from bushel import DamagedFile, MapDataset

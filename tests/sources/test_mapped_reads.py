@@ -11,7 +11,7 @@ import sys
 import bagz
 import numpy as np
 import pytest
-from formats import in_eight_threads, written
+from helpers.record_formats import in_eight_threads, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-import inspection_data
 import numpy as np
 import pytest
+from helpers import example_datasets
 
 import bushel
 from bushel import MapDataset, sources
@@ -47,7 +47,7 @@ COUNTS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("all")
-    inspection_data.write_all(folder)
+    example_datasets.write_all(folder)
     return folder
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from servers import BUCKET, gcs, s3
+from helpers.servers import BUCKET, gcs, s3
 
 import bushel
 from bushel import MapDataset

@@ -8,7 +8,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 import zarr
-from formats import FORMATS, written
+from helpers.record_formats import FORMATS, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

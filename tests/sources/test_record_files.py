@@ -8,7 +8,7 @@ import bagz
 import grain
 import numpy as np
 import pytest
-from formats import FORMATS, array_record, opened, read_by_eight_threads, written
+from helpers.record_formats import FORMATS, array_record, opened, read_by_eight_threads, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

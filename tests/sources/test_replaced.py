@@ -6,8 +6,8 @@ import threading
 
 import fsspec
 import pytest
-from formats import bag, written
-from servers import BUCKET, Web, gcs, s3
+from helpers.record_formats import bag, written
+from helpers.servers import BUCKET, Web, gcs, s3
 
 from bushel import DamagedFile, MapDataset, MultiprocessingOptions
 from bushel.sources import BagzDataSource, file_access, fsspec_files

@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 import pytest
+from helpers.waiting import SOON_S
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from watching import SOON_S
 
 from bushel.sources import range_requests
 from bushel.sources.request_threads import RequestThreads

@@ -18,7 +18,7 @@ import pytest
 import simplejpeg
 import soundfile
 import zstandard
-from formats import written
+from helpers.record_formats import written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image

@@ -5,7 +5,7 @@ import socket
 
 import numpy as np
 import pytest
-from fault_store import BUCKET, SLOW_FAULTS, fault_store
+from helpers.failing_s3_server import BUCKET, SLOW_FAULTS, fault_store
 
 from bushel.base.errors import DamagedFile
 from bushel.sources import LineDataSource, ZarrDataSource, file_access, output_folders, store_errors, uploads

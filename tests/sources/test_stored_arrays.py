@@ -11,11 +11,11 @@ import pytest
 import simplejpeg
 import soundfile
 import zarr
-from formats import read_by_eight_threads
+from helpers.record_formats import read_by_eight_threads
+from helpers.servers import Web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from servers import Web
 
 import bushel
 from bushel import DamagedFile, MapDataset

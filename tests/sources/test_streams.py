@@ -11,7 +11,7 @@ import zlib
 import braceexpand
 import grain
 import pytest
-from formats import written
+from helpers.record_formats import written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

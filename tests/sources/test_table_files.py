@@ -11,10 +11,10 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as encryption
 import pytest
-from formats import in_eight_threads, table
+from helpers.processes import run_script
+from helpers.record_formats import in_eight_threads, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from watching import run_script
 
 import bushel
 from bushel import DamagedFile, MapDataset

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from formats import read_by_eight_threads, written
+from helpers.record_formats import read_by_eight_threads, written
 
 from bushel import MapDataset
 from bushel.sources import ArrayRecordDataSource, TFDSDataSource, decode_example

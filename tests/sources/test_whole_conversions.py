@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fault_store import BUCKET, FAULTS, fault_store
+from helpers.failing_s3_server import BUCKET, FAULTS, fault_store
 
 import bushel
 from bushel import sources

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 import pytest
-from cases import cases
+from helpers.case_counts import cases
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 

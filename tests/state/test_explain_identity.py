@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from restoring import DETAILS, saved
+from helpers.state_mismatches import DETAILS, saved
 
 import bushel
 from bushel import IterDataset, MapDataset, StateMismatch

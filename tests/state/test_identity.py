@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from restoring import difference, saved
+from helpers.state_mismatches import difference, saved
 
 import bushel
 from bushel import MapDataset, ReadOptions, StateMismatch

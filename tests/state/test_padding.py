@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from helpers.numpy_versions import STRING_DTYPES
+from helpers.state_mismatches import difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numpy_versions import STRING_DTYPES
-from restoring import difference
 
 from bushel import MapDataset
 from bushel.graph.columns import Column, Part

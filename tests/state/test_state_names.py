@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import renamed_classes
+from helpers import renamed_classes
 
 from bushel import MapDataset
 from bushel.base import state_names
@@ -22,7 +22,7 @@ from bushel.graph.select import Rule
 
 pytest.importorskip("jax")  # the states of loaders inside jit are pinned, too
 
-PINNED = Path(renamed_classes.__file__).with_name("state_names.json")
+PINNED = Path(__file__).parents[1] / "state_names.json"
 PROGRAM = renamed_classes.__file__
 
 

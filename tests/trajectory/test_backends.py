@@ -4,9 +4,9 @@ import sys
 
 import grain
 import pytest
-import robots
 from absl import flags
-from golden_data import assert_same_tree
+from helpers import robots
+from helpers.golden_trajectories import assert_same_tree
 
 import bushel
 from bushel.base.errors import StateMismatch

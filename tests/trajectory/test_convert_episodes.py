@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from watching import wait_until
+from helpers.waiting import wait_until
 
 from bushel import testing
 from bushel.base.errors import DamagedFile
@@ -318,7 +318,7 @@ def test_depth_of_16_bits_is_not_put_into_a_video_of_8(tmp_path):
 @pytest.mark.parametrize(("to", "workers"), [("rlds", 1), ("lerobot", 2)])
 def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
     """The same with a server that speaks S3: what is read there afterwards is what a local conversion has."""
-    servers = pytest.importorskip("servers")
+    servers = pytest.importorskip("helpers.servers")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     target = f"s3://{servers.BUCKET}/sets/arm"

@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 import pytest
-from golden_data import arrays, assert_same_tree, text, tree
+from helpers.golden_trajectories import arrays, assert_same_tree, text, tree
+from helpers.numpy_versions import STRING_DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numpy_versions import STRING_DTYPES
 
 from bushel.trajectory.data_utils import (
     allocate_threads,

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from golden_data import GOLDEN, made
+from helpers.golden_trajectories import GOLDEN, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,8 +8,8 @@ import fsspec
 import h5py
 import numpy as np
 import pytest
-from inspection_data import write_episodes
-from servers import BUCKET, Web, s3
+from helpers.example_datasets import write_episodes
+from helpers.servers import BUCKET, Web, s3
 
 from bushel import cli
 from bushel.inspection import inspect_target

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from golden_data import text
+from helpers.golden_trajectories import text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

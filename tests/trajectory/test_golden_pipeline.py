@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_data import GOLDEN, arrays, assert_same_tree, made, manifest, statistics, text, tree
+from helpers.golden_trajectories import GOLDEN, arrays, assert_same_tree, made, manifest, statistics, text, tree
 
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.dataset_transforms import apply_trajectory_transforms

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.lerobot_folders import CAMERAS, TASKS, picture, read_row, write_dataset, write_video
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lerobot_folders import CAMERAS, TASKS, picture, read_row, write_dataset, write_video
 
 import bushel
 from bushel.base.errors import DamagedFile

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_data import GOLDEN
-from lerobot_folders import read_row
+from helpers.golden_trajectories import GOLDEN
+from helpers.lerobot_folders import read_row
 
 from bushel.trajectory import LeRobotSource
 

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.lerobot_folders import CAMERAS, TASKS, read_row, write_dataset
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from lerobot_folders import CAMERAS, TASKS, read_row, write_dataset
 
 from bushel.base.errors import DamagedFile
 from bushel.trajectory import LeRobotSource, open_episodes

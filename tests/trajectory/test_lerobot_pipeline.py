@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 import yaml
-from lerobot_folders import CAMERAS, picture, read_row, write_dataset
-from servers import BUCKET, Web, s3
+from helpers.lerobot_folders import CAMERAS, picture, read_row, write_dataset
+from helpers.servers import BUCKET, Web, s3
 
 from bushel.trajectory import (
     LeRobotSource,

@@ -9,9 +9,9 @@ import cloudpickle
 import jax
 import numpy as np
 import pytest
-import robots
-from bad_states import check_all
-from golden_data import assert_same_tree
+from helpers import robots
+from helpers.damaged_states import check_all
+from helpers.golden_trajectories import assert_same_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -128,7 +128,7 @@ def test_paraphrases_by_octos_arguments_are_those_of_a_file(cache, tmp_path):
 
 def test_files_and_dicts_do_as_well(config, expected, tmp_path):
     config.save(tmp_path / "mixture.json")
-    read = MixtureConfig.from_file(tmp_path / "mixture.json", modules=["robots"])
+    read = MixtureConfig.from_file(tmp_path / "mixture.json", modules=["helpers.robots"])
     for given_as in (read, config.to_dict()):
         with iter(get_dataloader(given_as)) as batches:
             assert_same_batches(some(batches, 2), expected[:2])
@@ -209,7 +209,10 @@ def key(action, state):
 
 
 def test_balanced_weights_follow_the_numbers_of_frames(cache):
-    pair = [plain_robot("all", cache), plain_robot("some", cache, filter_functions=[robots.long_enough], weight=2)]
+    pair = [
+        plain_robot("all", cache),
+        plain_robot("some", cache, filter_functions=[robots.long_enough], weight=2),
+    ]
     ds = get_dataset(numbers_only(cache, datasets=pair, balance_weights=True, batch_size=None))
     frames = np.array([ds.dataset_statistics[name]["num_transitions"] for name in ("all", "some")])
     assert frames[0] > frames[1]

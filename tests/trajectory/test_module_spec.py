@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from golden_data import text
+from helpers.golden_trajectories import text
 
 from bushel.trajectory.module_spec import ModuleSpec
 

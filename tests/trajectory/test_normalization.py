@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from golden_data import LENGTHS, arrays, manifest, restructured, statistics
+from helpers.golden_trajectories import LENGTHS, arrays, manifest, restructured, statistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

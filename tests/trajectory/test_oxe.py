@@ -5,9 +5,9 @@ import re
 from typing import Any, cast
 
 import numpy as np
-import oxe_data
 import pytest
 import yaml
+from helpers import oxe_data
 from ml_collections import ConfigDict
 
 from bushel.trajectory import (
@@ -336,7 +336,7 @@ def test_a_function_of_the_tables_is_imported_by_its_name():
 
 def test_the_tables_of_the_page_are_those_of_the_registry():
     page = oxe_data.PAGE.read_text(encoding="utf-8")
-    assert page == oxe_data.replace_tables(page), "Run `python oxe_data.py` in the folder tests."
+    assert page == oxe_data.replace_tables(page), "Run `python -m helpers.oxe_data` in the folder tests."
 
 
 # Names, and which table they are looked up in.

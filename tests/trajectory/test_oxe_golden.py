@@ -3,8 +3,8 @@
 import importlib
 
 import numpy as np
-import oxe_data
 import pytest
+from helpers import oxe_data
 
 from bushel.trajectory.data_utils import flatten_tree, nest_leaves
 from bushel.trajectory.module_spec import ModuleSpec

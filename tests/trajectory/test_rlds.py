@@ -16,12 +16,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.numpy_versions import STRING_DTYPES
+from helpers.servers import BUCKET, s3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from numpy_versions import STRING_DTYPES
 from PIL import Image
-from servers import BUCKET, s3
 
 from bushel import MapDataset, MultiprocessingOptions
 from bushel.base.errors import DamagedFile

@@ -7,9 +7,9 @@ import pickle
 
 import numpy as np
 import pytest
+from helpers.numpy_versions import STRING_DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy_versions import STRING_DTYPES
 
 from bushel.trajectory import goal_relabeling, task_augmentation, traj_transforms
 from bushel.trajectory.data_utils import flatten_tree

@@ -8,11 +8,12 @@ import sys
 
 import numpy as np
 import pytest
-from golden_data import restructured, statistics, text
+from helpers.golden_trajectories import restructured, statistics, text
+from helpers.processes import workers
+from helpers.waiting import wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from watching import wait_until, workers
 
 import bushel
 from bushel.trajectory.module_spec import ModuleSpec

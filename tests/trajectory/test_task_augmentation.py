@@ -5,10 +5,10 @@ import pickle
 
 import numpy as np
 import pytest
-from golden_data import assert_same_tree, manifest, tree
+from helpers.golden_trajectories import assert_same_tree, manifest, tree
+from helpers.numpy_versions import STRING_DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy_versions import STRING_DTYPES
 
 from bushel.trajectory import get_dataset, write_rlds
 from bushel.trajectory.task_augmentation import (

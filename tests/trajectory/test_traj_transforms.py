@@ -5,7 +5,7 @@ import copy
 
 import numpy as np
 import pytest
-from golden_data import arrays, assert_same_tree, manifest, restructured, statistics, text, tree
+from helpers.golden_trajectories import arrays, assert_same_tree, manifest, restructured, statistics, text, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

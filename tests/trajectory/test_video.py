@@ -8,9 +8,9 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from helpers.lerobot_folders import picture, read_row, write_video
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lerobot_folders import picture, read_row, write_video
 
 from bushel.base.errors import DamagedFile
 from bushel.sources import file_access

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from viewing import PATIENCE_MS, open_chromium
+from helpers.browser import PATIENCE_MS, open_chromium
 
 import bushel
 from bushel.view.handle import View

@@ -4,11 +4,11 @@ import itertools
 import json
 
 import numpy as np
+from helpers.recipes import build
+from helpers.reordering_pipelines import moved
+from helpers.strategies import map_recipes, stream_recipes
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from moving import moved
-from recipes import build
-from strategies import map_recipes, stream_recipes
 
 import bushel
 from bushel.base import trees

@@ -5,10 +5,10 @@ import itertools
 
 import numpy as np
 import pytest
+from helpers.recipes import build
+from helpers.strategies import map_recipes, stream_recipes
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
-from recipes import build
-from strategies import map_recipes, stream_recipes
 
 import bushel
 from bushel import IterDataset, MapDataset

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from golden_data import GOLDEN
+from helpers.golden_trajectories import GOLDEN
 from PIL import Image
 
 import bushel

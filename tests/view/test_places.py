@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from known_robots import LENGTHS, actions, keys, state, steps, write_all_formats, write_robot
+from helpers.traceable_robots import LENGTHS, actions, keys, state, steps, write_all_formats, write_robot
 
 from bushel import MapDataset
 from bushel.trajectory import (

@@ -5,8 +5,8 @@ import re
 
 import numpy as np
 import pytest
-from known_robots import LENGTHS, WORDS, keys, write_all_formats, write_robot
-from lerobot_folders import write_dataset
+from helpers.lerobot_folders import write_dataset
+from helpers.traceable_robots import LENGTHS, WORDS, keys, write_all_formats, write_robot
 
 from bushel import MapDataset, sources
 from bushel.trajectory import (

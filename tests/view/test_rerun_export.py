@@ -6,7 +6,18 @@ import sys
 
 import numpy as np
 import pytest
-from known_robots import LENGTHS, SIZE, WORDS, actions, frame, keys, state, steps, write_all_formats, write_robot
+from helpers.traceable_robots import (
+    LENGTHS,
+    SIZE,
+    WORDS,
+    actions,
+    frame,
+    keys,
+    state,
+    steps,
+    write_all_formats,
+    write_robot,
+)
 from PIL import Image
 
 import bushel

@@ -8,7 +8,7 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from known_robots import LENGTHS, SIZE, WORDS, actions, frame, keys, state, write_all_formats, write_robot
+from helpers.traceable_robots import LENGTHS, SIZE, WORDS, actions, frame, keys, state, write_all_formats, write_robot
 from PIL import Image
 
 from bushel import MapDataset

@@ -8,7 +8,7 @@ import re
 import weakref
 
 import pytest
-from viewing import run_training
+from helpers.browser import run_training
 
 import bushel
 from bushel.graph.streams import Elements

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from golden_data import GOLDEN
-from lerobot_folders import write_dataset
-from robots import mixture, prepared
+from helpers.golden_trajectories import GOLDEN
+from helpers.lerobot_folders import write_dataset
+from helpers.robots import mixture, prepared
 
 import bushel
 from bushel import DataLoader, IterDataset, MapDataset, MultiprocessingOptions

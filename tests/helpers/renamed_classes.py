@@ -20,7 +20,8 @@ import numpy as np
 import bushel
 from bushel import experimental as bx
 
-sys.path.append(str(Path(__file__).parent / "state"))
+TESTS = Path(__file__).parents[1]
+sys.path += [str(TESTS), str(TESTS / "state")]
 
 TAKEN = 3  # elements before a state is saved, and after it is restored
 _ELSEWHERE = ("view", "cli", "inspection", "__main__", "ray", "actors")
@@ -68,7 +69,7 @@ def rename_private_classes() -> int:
 
 def pipelines() -> dict[str, Any]:
     """Functions that make iterators, by name."""
-    golden_streams = importlib.import_module("golden_streams")
+    golden_streams = importlib.import_module("helpers.golden_streams")
     test_damaged_states = importlib.import_module("test_damaged_states")
 
     golden: dict[str, Any] = {

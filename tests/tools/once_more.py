@@ -1,4 +1,4 @@
-"""Runs the tests that have just failed again, alone: `python tests/once_more.py`, called by `make test`.
+"""Runs the tests that have just failed again, alone: `python tests/tools/once_more.py`, called by `make test`.
 
 Many tests kill processes, start browsers and fill sockets, while other tests keep all cores busy. Such a test may fail
 because of something that it did not foresee. So if few tests have failed, each of them runs three times more, with

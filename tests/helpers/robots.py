@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from golden_data import GOLDEN
 
 from bushel.trajectory.mixture_config import MixtureConfig
+from helpers.golden_trajectories import GOLDEN
 
 FRAMES = 119
 
@@ -60,7 +60,7 @@ def mixture(cache: str, **fields: Any) -> MixtureConfig:
     known = {
         "datasets": [
             robot("arm", cache, weight=3),
-            robot("gripper", cache, image_obs_keys={"primary": "image"}, standardize_fn="robots:narrow"),
+            robot("gripper", cache, image_obs_keys={"primary": "image"}, standardize_fn="helpers.robots:narrow"),
         ],
         "traj_transform_kwargs": {
             "window_size": 2,

@@ -21,7 +21,7 @@ from email.parser import Parser
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def load_install() -> ModuleType:
@@ -194,7 +194,7 @@ def try_wheel(wheel: Path, folder: Path) -> str:
     if "site-packages" not in where:
         raise Wrong(f"The example ran with {where.strip()}, and not with the wheel.")
     run(folder / "venv" / "bin" / "bushel", "--version", cwd=empty)
-    return run(python, ROOT / "tests" / "golden_streams.py", cwd=empty).strip()
+    return run(python, ROOT / "tests" / "helpers" / "golden_streams.py", cwd=empty).strip()
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Processes watched from outside: who lives, who is gone, what a script says. Linux only, as /proc is."""
+"""Processes seen from outside: which of them live, what they have open, what a script prints. Needs Linux's /proc."""
 
 from __future__ import annotations
 
@@ -7,21 +7,11 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-SOON_S = 150.0  # what takes longer hangs, also on a machine with ten times as much to do
-
-
-def wait_until(true: Callable[[], Any], timeout_s: float = SOON_S) -> Any:
-    """Waits until something is true, and returns it; fails if it is not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"not within {timeout_s} s"
-        time.sleep(0.002)
-    return found
+from helpers.waiting import SOON_S
 
 
 def parents() -> dict[int, int]:
@@ -109,3 +99,11 @@ def run_script(folder: Path, text: str, *options: str, timeout_s: float = SOON_S
             child.kill()
             raise
     return child.returncode, out, err
+
+
+def read_line(script: subprocess.Popen[str]) -> str:
+    """The next line that a script prints."""
+    assert script.stdout is not None and script.stderr is not None
+    line = script.stdout.readline()
+    assert line, script.stderr.read()
+    return line.strip()

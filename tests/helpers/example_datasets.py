@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zarr
-from formats import array_record, bag, tfrecord
 from safetensors.numpy import save_file
 
 import bushel
 from bushel.sources import encode_example
 from bushel.trajectory.conversion import convert_episodes
+from helpers.record_formats import array_record, bag, tfrecord
 
 RECORDS = [random.Random(number).randbytes(20 + number * 13 % 3_000) for number in range(60)]
 EXAMPLES = [encode_example({"x": [1, 2], "image": b"\xff\xd8\xff" + record, "y": 0.5}) for record in RECORDS]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-PROGRAM = Path(__file__).parent / "programs" / "global_job.py"
+PROGRAM = Path(__file__).parents[1] / "programs" / "global_job.py"
 
 
 def free_port() -> int:

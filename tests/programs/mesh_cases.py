@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from hlo import collectives, compiled
+from helpers.hlo import collectives, compiled
+from helpers.jit_loaders import collected, host_of, real
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jit_loaders import collected, host_of, real
 
 import bushel
 from bushel.index import seeds

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from obstore.store import AzureStore
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 BUCKET = "bushels"  # letters only: GCS clients write a dash as %2D, which moto takes literally
 MOTO = """
 import logging, sys

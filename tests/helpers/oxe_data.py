@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from golden_data import GOLDEN
 
 from bushel.trajectory.data_utils import nest_leaves
 from bushel.trajectory.oxe.entry_points import PROJECTS, load_tables
 from bushel.trajectory.oxe.registry import read_table
 from bushel.trajectory.rlds.writer import write_rlds
+from helpers.golden_trajectories import GOLDEN
 
 Leaves = dict[tuple[str, ...], np.ndarray]
 
@@ -88,7 +88,8 @@ def write(folder: Path, data_set: str, like: str | None = None, cases: str = "c0
 
 
 def make_tables() -> str:
-    """The tables of `docs/oxe.md`, from the registry. `python tests/oxe_data.py` writes them into the page."""
+    """The tables of `docs/oxe.md`, from the registry. In the folder `tests`,
+    `python -m helpers.oxe_data` writes them into the page."""
     tables = {project: load_tables(project) for project in PROJECTS}
     rows = []
     for name in read_table("datasets.json"):
@@ -126,8 +127,8 @@ def keeps_words(function: Any) -> bool:
     return not any(one[:2] == ("set", "language_instruction") and one[2][0] == "blank" for one in statements)
 
 
-PAGE = Path(__file__).parent.parent / "docs" / "oxe.md"
-MARKS = "<!-- made by tests/oxe_data.py -->\n", "\n<!-- end -->"
+PAGE = Path(__file__).parents[2] / "docs" / "oxe.md"
+MARKS = "<!-- made by tests/helpers/oxe_data.py -->\n", "\n<!-- end -->"
 
 
 def replace_tables(page: str) -> str:

@@ -1,8 +1,8 @@
 """Pipelines whose order must not change between releases, and a digest of the first elements of each.
 
-The digests are in `golden_streams.json`. `python tests/golden_streams.py` compares them, and needs only NumPy and
-cloudpickle; `--write` writes new ones. docs/releases.md says when that is right. The digests do not depend on the
-platform, on the version of NumPy or on the number of workers. So no pipeline here takes numbers from NumPy's
+The digests are in `tests/golden_streams.json`. `python tests/helpers/golden_streams.py` compares them, and needs only
+NumPy and cloudpickle; `--write` writes new ones. docs/releases.md says when that is right. The digests do not depend on
+the platform, on the version of NumPy or on the number of workers. So no pipeline here takes numbers from NumPy's
 distributions, whose values NumPy may change, or from functions of floats that round differently on other machines.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 import bushel
 from bushel import IterDataset, MapDataset, experimental
 
-FILE = Path(__file__).with_suffix(".json")
+FILE = Path(__file__).parents[1] / "golden_streams.json"
 COUNT = 40  # elements of each stream that are compared
 
 STREAMS: dict[str, Callable[[], Iterable[Any]]] = {}
@@ -307,11 +307,11 @@ def kept() -> dict[str, dict[str, str]]:
 def explain(name: str, before: Any, now: Any) -> str:
     """What to do about a stream that has changed."""
     return (
-        f"The elements of the pipeline {name!r} in tests/golden_streams.py have changed.\n"
+        f"The elements of the pipeline {name!r} in tests/helpers/golden_streams.py have changed.\n"
         f"  before: {before and before['begins']}\n  now:    {now['begins']}\n"
         "A run that resumes with this version would see other data than with the last release. If you did not want "
         "this, repair the change. If you did: say so in CHANGELOG.md under `Changed`, raise the version as "
-        "docs/releases.md asks, and write the new digests with `python tests/golden_streams.py --write`."
+        "docs/releases.md asks, and write the new digests with `python tests/helpers/golden_streams.py --write`."
     )
 
 

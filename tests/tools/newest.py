@@ -1,8 +1,8 @@
 """What `make test-newest` tests with: the newest packages of all extras, on the newest supported Python.
 
-python tests/newest.py              the packages that users' extras need, for pip
-python tests/newest.py --python     the newest Python that is promised and found
-python tests/newest.py --versions   these packages with their versions, in the environment of this Python
+python tests/tools/newest.py              the packages that users' extras need, for pip
+python tests/tools/newest.py --python     the newest Python that is promised and found
+python tests/tools/newest.py --versions   these packages with their versions, in the environment of this Python
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DEVELOPING = {"test", "test-libraries", "docs", "bench"}
 """The extras that only the tests, the site and the benchmarks need."""

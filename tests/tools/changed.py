@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LIBRARY = PurePosixPath("src/bushel")
 OF_EVERY_MODULE = "tests/test_layers.py"
 OF_THE_PUBLIC_NAMES = ("tests/test_names.py", "tests/test_arguments.py", "tests/test_kinds.py")
@@ -20,7 +20,10 @@ OF_THE_PUBLIC_NAMES = ("tests/test_names.py", "tests/test_arguments.py", "tests/
 CHECKED_FOLDERS = ("src", "tests", "examples", "benchmarks")
 """What pyright checks in `make test`."""
 
-OF_WORKERS = ("delivery", "faults", "processes", "slabs", "stall", "wire", "zygote")
+OF_WORKERS = (
+    *("delivery", "end_of_consumer", "errors_of_functions", "killed_workers", "memory_budget", "processes"),
+    *("records_that_kill", "slabs", "stall", "timeouts", "unsendable", "wire", "zygote"),
+)
 OF_DELIVERY = (
     "delivery",
     "executors",
@@ -120,7 +123,7 @@ def _pattern_of_imports(path: PurePosixPath) -> str:
     """A regular expression for the statements that import this file, by its dotted name or from its package."""
     parts = (path.parent if path.name == "__init__.py" else path.with_suffix("")).parts
     if parts[0] != "benchmarks":
-        parts = parts[1:] if parts[0] != "tests" else parts[-1:]  # helpers of tests have plain names
+        parts = parts[1:]  # what is in src and in tests is imported without the name of that folder
     *package, name = map(re.escape, parts)
     above = r"\.".join(package)
     if not above:
@@ -130,10 +133,16 @@ def _pattern_of_imports(path: PurePosixPath) -> str:
 
 
 def _tests_that_import(helper: PurePosixPath, root: Path) -> list[str]:
-    """The test files that import a helper by its plain name, and those that run it as a program."""
-    used = re.compile(rf"^\s*(from|import) {re.escape(helper.stem)}\b|\b{re.escape(helper.name)}\b", re.MULTILINE)
-    tests = sorted((root / "tests").rglob("test_*.py"))
-    return [str(test.relative_to(root)) for test in tests if used.search(test.read_text(encoding="utf-8"))]
+    """The test files that import a helper or run it as a program, also by way of another helper or a conftest.py."""
+    if helper.name == "conftest.py":
+        return [str(helper.parent)]
+    used = re.compile(rf'{_pattern_of_imports(helper)}|"{re.escape(helper.name)}"', re.MULTILINE)
+    tests: set[str] = set()
+    for path in (root / "tests").rglob("*.py"):
+        name = PurePosixPath(path.relative_to(root).as_posix())
+        if name != helper and used.search(path.read_text(encoding="utf-8")):
+            tests |= {str(name)} if path.stem.startswith("test_") else set(_tests_that_import(name, root))
+    return sorted(tests)
 
 
 def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,8 @@ import dataclasses
 from typing import Any
 
 from hypothesis import strategies as st
-from recipes import (
+
+from helpers.recipes import (
     ENDLESS,
     FILTERS,
     LAYOUTS,

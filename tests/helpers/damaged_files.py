@@ -20,7 +20,6 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from formats import written
 
 from bushel.experimental import ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.sources import (
@@ -43,6 +42,7 @@ from bushel.sources import (
     write_checksums,
 )
 from bushel.sources.parquet_records import ParquetRecords
+from helpers.record_formats import written
 
 RECORDS = [random.Random(number).randbytes(number * 37 % 300) for number in range(8)]
 EQUAL_SIZES = [random.Random(number).randbytes(24) for number in range(8)]
