@@ -1,7 +1,7 @@
 """The tables of docs/design/layers.md can be read, and a table with a mistake is refused."""
 
 import pytest
-from design_tables import ENGINE, PAGE, ROOMS, read_layers, read_rows
+from helpers.design_tables import ENGINE, PAGE, ROOMS, read_layers, read_rows
 
 TEXT = """
 # The layers

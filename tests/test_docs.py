@@ -105,17 +105,6 @@ def test_tests_that_a_page_names_exist(path):
             assert re.search(rf"^def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), test
 
 
-MODULES = [path for path in (ROOT / "src" / "bushel").rglob("*.py") if not path.name.startswith("_")]
-TESTS = [path for path in (ROOT / "tests").glob("*.py")]
-
-
-@pytest.mark.parametrize(("folder", "files"), [("src/bushel", MODULES), ("tests", TESTS)])
-def test_the_readme_of_a_folder_names_every_file(folder, files):
-    text = (ROOT / folder / "README.md").read_text(encoding="utf-8")
-    for file in files:
-        assert f"`{file.relative_to(ROOT / folder).as_posix()}`" in text, file
-
-
 def test_the_index_of_the_documents_names_every_page():
     text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     for page in sorted((ROOT / "docs").rglob("*.md")):

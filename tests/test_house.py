@@ -2,8 +2,8 @@
 
 import textwrap
 
-import house
 import pytest
+from tools import house
 
 
 def lines_of(text):

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 
-import list_modules
 import pytest
+from tools import list_modules
 
 FOLDERS = ["src/bushel", "tests", "benchmarks", "examples"]
 

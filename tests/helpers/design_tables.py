@@ -6,7 +6,7 @@ What the ranks mean for imports is in `test_layers.py`.
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent / "docs" / "design" / "layers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "design" / "layers.md"
 ROOMS = "Rooms"
 ENGINE = "Inside the engine"
 

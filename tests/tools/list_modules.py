@@ -1,7 +1,7 @@
 """Prints the Python files of a folder, each with its first line, which says what the file owns.
 
-python tests/list_modules.py                        # the library
-python tests/list_modules.py src/bushel/view tests  # some folders
+python tests/tools/list_modules.py                        # the library
+python tests/tools/list_modules.py src/bushel/view tests  # some folders
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def first_lines(folder: Path) -> Iterator[tuple[str, str]]:

@@ -1,9 +1,9 @@
 """Prints the figures of docs/design/figures.md: how large the code is, and how many files a reader must know.
 
-    python tests/house.py                   # all figures, as a table; takes about half a minute
-    python tests/house.py --only static     # only those that are read from files
-    python tests/house.py --files           # the names of the modules that the counted calls went through
-    python tests/house.py --save after      # writes the figures into that column of docs/design/figures.md
+    python tests/tools/house.py                   # all figures, as a table; takes about half a minute
+    python tests/tools/house.py --only static     # only those that are read from files
+    python tests/tools/house.py --files           # the names of the modules that the counted calls went through
+    python tests/tools/house.py --save after      # writes the figures into that column of docs/design/figures.md
 
 It works on the layout with `src/bushel/_src/` and on the one before it. The lists of modules and of tests are in
 `list_modules.py`.
@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "src" / "bushel"
 PAGE = ROOT / "docs" / "design" / "figures.md"
 COLUMNS = ("before", "after")
@@ -422,7 +422,9 @@ def replace_column(text: str, column: str, figures: dict[str, str]) -> str:
 
 def main(arguments: list[str]) -> None:
     """The program."""
-    parser = argparse.ArgumentParser(prog="python tests/house.py", description="The figures of docs/design/figures.md.")
+    parser = argparse.ArgumentParser(
+        prog="python tests/tools/house.py", description="Figures of docs/design/figures.md."
+    )
     parser.add_argument("--only", choices=["static", "calls"], help="figures from files, or figures from calls")
     parser.add_argument("--files", action="store_true", help="print the modules that the counted calls went through")
     parser.add_argument("--save", choices=COLUMNS, help="write the figures into this column of docs/design/figures.md")
