@@ -301,7 +301,8 @@ def main() -> None:
         if large > small + 64:
             missed.append(f"memory grows with the number of episodes: {small:.0f} to {large:.0f} MiB")
     packages = ["numpy", "av", *(["lerobot", "torch", "torchcodec"] if has_lerobot else [])]
-    about = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, "
+    about = f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} CPUs, "
+    about += f"Python {platform.python_version()}, "
     about += ", ".join(f"{package} {version(package)}" for package in packages)
     text = "\n".join(["# LeRobot windows", "", str(__doc__).partition("\n\n")[2].strip(), "", about, "", *lines, ""])
     print(text)

@@ -189,6 +189,14 @@ def _compare_outputs(case: str, *paths: str) -> str:
     return f"{count} of {apart.size:,}"
 
 
+HEAD = """\
+# Robot data as CrossFormer trains on it
+
+{date}, `python -m benchmarks.robots --save robots`. "Next" is the time until a batch comes.
+
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.robots", description=__doc__)
     parser.add_argument("--base", type=Path, help="the folder of another checkout of Bushel, to compare with")
@@ -218,7 +226,7 @@ def main() -> None:
     text = "\n".join([", ".join(f"{name} {value}" for name, value in where.items()), "", *lines])
     print(text)
     if options.save:
-        (RESULTS / f"{options.save}.md").write_text(text + "\n")
+        (RESULTS / f"{options.save}.md").write_text(f"{HEAD.format(date=time.strftime('%Y-%m-%d'))}{text}\n")
 
 
 def _speed(folder: str, repetitions: int) -> list[str]:

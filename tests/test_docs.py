@@ -17,6 +17,8 @@ from bushel.trajectory.oxe import octo
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.md")]
+LINKED_PAGES = [*PAGES, *ROOT.glob("benchmarks/**/*.md"), *ROOT.glob("tests/*.md"), *ROOT.glob(".github/*.md")]
+"""Also those whose code blocks do not run as a whole."""
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
@@ -90,14 +92,14 @@ def test_a_page_that_is_wrong_fails(tmp_path):
     assert raised.traceback[-1].lineno == 12 - 1  # counted from zero; the line of the page
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
+@pytest.mark.parametrize("path", LINKED_PAGES, ids=name_of)
 def test_links_lead_somewhere(path):
     for target in LINK.findall(path.read_text(encoding="utf-8")):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (path.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
+@pytest.mark.parametrize("path", LINKED_PAGES, ids=name_of)
 def test_tests_that_a_page_names_exist(path):
     for file, test in TEST_NAME.findall(path.read_text(encoding="utf-8")):
         assert (ROOT / file).is_file(), file
