@@ -1,9 +1,10 @@
-"""Programs: the one place that runs per-element operations and batches, for all executors.
+"""Programs: what is computed for a block of positions of a stream, on every executor.
 
 A program is a part of a stream whose operations do not look at neighbours. It starts from the elements of a map node,
-or from rows that a task brings along. Then come per-element operations, then perhaps batches. The result of a program
-is a pure function of a block of positions. It has for each row the position after that row, so that delivery knows the
-state. Errors, retries element by element, and skipping are here and nowhere else; ordered stages are in graph/.
+or from rows that a task brings along. Then come per-element operations, then perhaps batches. The operations of the map
+node itself run when its plan is read: see graph/apply.py. The result of a program is a pure function of a block of
+positions. It has for each row the position after that row, so that delivery knows the state. Retries element by element
+and skipping are here and nowhere else; ordered stages are in graph/.
 """
 
 from __future__ import annotations
