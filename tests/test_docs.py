@@ -107,6 +107,40 @@ def test_tests_that_a_page_names_exist(path):
             assert re.search(rf"^def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), test
 
 
+SPAN = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"^[\w./]+\.(?:py|md)$")
+ANY_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def find_stale_names(text, sources, paths):
+    """The files and identifiers between backticks that no longer exist. A file may be named by the end of its path."""
+    words = set(re.findall(r"\w+", sources))
+    for span in SPAN.findall(ANY_FENCE.sub("", text)):
+        if FILE.match(span):
+            if not any(f"/{path}".endswith(f"/{span}") for path in paths):
+                yield span
+        elif re.fullmatch(r"[A-Za-z_][\w.]*(\(.*\))?", span) and not words.issuperset(re.findall(r"\w+", span)):
+            yield span
+
+
+@pytest.mark.parametrize("name", ["README.md", "engine.md", "glossary.md"])
+def test_names_on_design_pages_exist(name):
+    folders = [ROOT / folder for folder in ("src", "tests", "docs", "benchmarks")]
+    files = [*ROOT.glob("*"), *(file for folder in folders for file in folder.rglob("*.*"))]
+    paths = [file.relative_to(ROOT).as_posix() for file in files]
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py")]
+    page = (ROOT / "docs" / "design" / name).read_text(encoding="utf-8")
+    assert list(find_stale_names(page, "\n".join([*sources, *paths, *blocks(page)]), paths)) == []
+
+
+def test_a_name_that_is_gone_is_found():
+    paths = ["src/bushel/engine/opener.py", "tests/test_docs.py"]
+    kept = "`opener.py`, `engine/opener.py`, `Opener.open(x)`, `a b`"
+    text = kept + ", `engine/gone.py`, `pener.py`, `Gone`, `Opener.gone()`\n```\n`Old`\n```\n"
+    stale = list(find_stale_names(text, "class Opener: def open(x)", paths))
+    assert stale == ["engine/gone.py", "pener.py", "Gone", "Opener.gone()"]
+
+
 def test_the_index_of_the_documents_names_every_page():
     text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     for page in sorted((ROOT / "docs").rglob("*.md")):
