@@ -24,6 +24,12 @@ MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / LIBRARY).rglob(
         ("examples/digits.py", ["tests/test_examples.py"]),
         ("docs/workers.md", ["tests/test_docs.py", "tests/test_site.py"]),
         ("docs/_ext/public_names.py", ["tests/test_docs.py", "tests/test_site.py"]),
+        (
+            "docs/design/layers.md",
+            ["tests/test_design_tables.py", "tests/test_docs.py", "tests/test_layers.py", "tests/test_site.py"],
+        ),
+        ("benchmarks/run.py", ["tests/test_benchmarks.py"]),
+        ("benchmarks/results/all.md", ["tests/test_docs.py"]),
         ("CONTRIBUTING.md", ["tests/test_docs.py"]),
         ("src/bushel/index/deleted.py", ["tests/index", "tests/test_layers.py"]),
         ("tests/test_deleted.py", []),

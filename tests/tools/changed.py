@@ -93,7 +93,9 @@ def _tests_of_one(path: PurePosixPath, root: Path) -> list[str]:
         return _tests_that_import(path, root)
     if top == "tests" and len(more) > 1:
         return [f"tests/{more[0]}"]  # data beside tests, such as golden outputs
-    if top in ("examples", "benchmarks"):
+    if str(path) == "docs/design/layers.md":
+        return [OF_EVERY_MODULE, "tests/test_design_tables.py", "tests/test_docs.py", "tests/test_site.py"]
+    if top in ("examples", "benchmarks") and path.suffix != ".md":
         return [f"tests/test_{top}.py"]
     if top == "docs" and path.suffix in (".md", ".py"):
         return ["tests/test_docs.py", "tests/test_site.py"]
