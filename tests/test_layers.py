@@ -49,6 +49,7 @@ ENGINE_LAYERS = [
     {"pool"},
     {"actors", "processes"},
     {"delivery", "host_memory", "pulling", "report", "thread_trials", "transfer"},
+    {"where_to_run"},
     {"drawn_delivery", "position_delivery", "stream_delivery"},
     {"observe"},
     {"opener"},

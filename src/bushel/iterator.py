@@ -20,6 +20,7 @@ from bushel.base.hooks import IteratorContext, Stats
 from bushel.base.options import ReadOptions
 from bushel.base.state_names import in_states
 from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
+from bushel.engine.where_to_run import MEASURED, WhereToRun
 from bushel.graph import show
 from bushel.graph.cursors import Cursor
 from bushel.graph.custom import IteratorCursor
@@ -417,10 +418,16 @@ class _CursorIterator(DatasetIterator[T_co]):
 class PipelineIterator(_CursorIterator[T_co]):
     """The iterator of a stream node."""
 
-    def __init__(self, node: StreamNode, read_options: ReadOptions | None = None, executor: Executor | None = None):
+    def __init__(
+        self,
+        node: StreamNode,
+        read_options: ReadOptions | None = None,
+        executor: Executor | None = None,
+        where: WhereToRun = MEASURED,
+    ):
         self._node = node
         self._observer = Observer()
-        super().__init__(open_stream(node, read_options, executor, self._observer))
+        super().__init__(open_stream(node, read_options, executor, self._observer, where))
         opened[next(_numbers)] = self
         for notify in on_open:
             notify(self)

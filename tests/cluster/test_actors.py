@@ -13,14 +13,14 @@ import cloudpickle
 import numpy as np
 import pytest
 from helpers import ray_clusters, strategies
+from helpers.places_to_run import DECISIONS, places
 from helpers.recipes import Recipe, as_stream
 from helpers.waiting import wait_until
+from helpers.worker_pools import open_on
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.engine import drawn_delivery as drawn
-from bushel.engine import opener
 from bushel.engine.actors.executor import Actors
 from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Executor
@@ -40,22 +40,6 @@ laws = settings(
 )
 many = settings(laws, max_examples=300)
 
-PLACINGS = {
-    "as measured": {},
-    "rows go out": {(drawn, "SHIP_S"): -1.0, (drawn, "_TRIED_ROWS"): 1},
-    "streams go out": {(opener, "_has_opaque_leaf"): lambda node: True},
-}
-places = st.sampled_from(list(PLACINGS))
-
-
-@contextlib.contextmanager
-def placing(place: str) -> Iterator[None]:
-    """Decides what of a pipeline goes to actors, which is otherwise a matter of measured time."""
-    with pytest.MonkeyPatch.context() as patch:
-        for (module, name), value in PLACINGS[place].items():
-            patch.setattr(module, name, value)
-        yield
-
 
 @pytest.fixture(scope="module")
 def executors(cluster: Any) -> Iterator[dict[str, Executor | None]]:
@@ -67,9 +51,9 @@ def executors(cluster: Any) -> Iterator[dict[str, Executor | None]]:
 names = st.sampled_from(["actors", "processes", "inline"])
 
 
-def opened(recipe: Recipe | Any, executor: Executor | None) -> PipelineIterator[Any]:
+def opened(recipe: Recipe | Any, executor: Executor | None, place: str = "as measured") -> PipelineIterator[Any]:
     ds = as_stream(recipe, bushel) if isinstance(recipe, Recipe) else recipe
-    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
+    return open_on(ds, executor, DECISIONS[place])
 
 
 def told(it: Any, most: int) -> tuple[list[Any], list[str], Any]:
@@ -84,21 +68,23 @@ def told(it: Any, most: int) -> tuple[list[Any], list[str], Any]:
     return elements, [*states, json.dumps(it.get_state())], None
 
 
-def check_same(recipe: Recipe, executors: dict[str, Executor | None], most: int) -> None:
-    with opened(recipe, None) as here, opened(recipe, executors["actors"]) as there:
+def check_same(recipe: Recipe, executors: dict[str, Executor | None], place: str, most: int) -> None:
+    with opened(recipe, None) as here, opened(recipe, executors["actors"], place) as there:
         expected, found = told(here, most), told(there, most)
     assert same(found[0], expected[0])
     assert found[1:] == expected[1:]
 
 
-def check_goes_on(recipe: Recipe, one: Executor | None, other: Executor | None, cut: int, most: int) -> None:
+def check_goes_on(
+    recipe: Recipe, one: Executor | None, other: Executor | None, place: str, cut: int, most: int
+) -> None:
     with opened(recipe, None) as it:
         elements, states, failed = told(it, most)
     cut %= len(elements) + 1
-    with opened(recipe, one) as it:
+    with opened(recipe, one, place) as it:
         assert len(list(itertools.islice(it, cut))) == cut
         saved = json.dumps(it.get_state())
-    with opened(recipe, other) as it:
+    with opened(recipe, other, place) as it:
         it.set_state(json.loads(saved))
         found = told(it, most - cut)
     assert same(found[0], elements[cut:])
@@ -108,15 +94,13 @@ def check_goes_on(recipe: Recipe, one: Executor | None, other: Executor | None, 
 @laws
 @given(recipe=strategies.recipes(), place=places)
 def test_elements_and_states_are_the_same(executors, recipe, place):
-    with placing(place):
-        check_same(recipe, executors, most=25)
+    check_same(recipe, executors, place, most=25)
 
 
 @laws
 @given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 25), place=places)
 def test_states_are_interchangeable(executors, recipe, one, other, cut, place):
-    with placing(place):
-        check_goes_on(recipe, executors[one], executors[other], cut, most=25)
+    check_goes_on(recipe, executors[one], executors[other], place, cut, most=25)
 
 
 @pytest.mark.slow
@@ -124,9 +108,8 @@ def test_states_are_interchangeable(executors, recipe, one, other, cut, place):
 @many
 @given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 60), place=places)
 def test_many_pipelines(executors, recipe, one, other, cut, place):
-    with placing(place):
-        check_same(recipe, executors, most=60)
-        check_goes_on(recipe, executors[one], executors[other], cut, most=60)
+    check_same(recipe, executors, place, most=60)
+    check_goes_on(recipe, executors[one], executors[other], place, cut, most=60)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

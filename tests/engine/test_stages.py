@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from helpers.places_to_run import ROWS_COME_HOME
 from helpers.stepped_executor import Stepped
 from helpers.waiting import wait_until
 from helpers.worker_pools import open_on
@@ -24,6 +25,7 @@ from helpers.worker_pools import open_on
 import bushel
 from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Threads
+from bushel.engine.where_to_run import SHIP_S, WhereToRun, are_worth_sending
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -98,14 +100,20 @@ AFTER = {
 
 
 @pytest.mark.parametrize("after", AFTER)
-def test_heavy_work_goes_to_workers_and_light_work_comes_home(pool, after):
+def test_heavy_work_goes_to_workers(pool, after):
     with open_on(AFTER[after](), None) as it:
         expected = list(it)
-    with open_on(AFTER[after]().map(heavy), pool) as it:
+    with open_on(AFTER[after]().map(heavy), pool) as it:  # a busy machine only makes it heavier
         found = list(it)
     assert same([element for element, _ in found], expected)
     assert {process for _, process in found} <= set(pool.pids())
-    with open_on(AFTER[after]().map(light), pool) as it:
+
+
+@pytest.mark.parametrize("after", AFTER)
+def test_work_that_is_not_worth_sending_comes_home_after_the_first_rows(pool, after):
+    with open_on(AFTER[after](), None) as it:
+        expected = list(it)
+    with open_on(AFTER[after]().map(light), pool, ROWS_COME_HOME) as it:
         found = list(it)
     assert same([element for element, _ in found], expected)
     where = [process for _, process in found]
@@ -114,20 +122,45 @@ def test_heavy_work_goes_to_workers_and_light_work_comes_home(pool, after):
     assert set(where[out:]) == {HERE}
 
 
-def test_work_that_is_slow_at_first_comes_home_too(pool):
-    def slow_once(x: Any) -> Any:
-        if not hasattr(sys, "_warm"):
-            time.sleep(0.1)
-            sys._warm = True
-        return light(x)
+@pytest.mark.parametrize("work", [heavy, light])
+def test_the_seconds_of_the_first_rows_decide(pool, work):
+    asked: list[list[float]] = []
+    where = WhereToRun(sends_rows=lambda seconds: bool(asked.append(list(seconds))))
+    with open_on(AFTER["a mixture"]().map(work), pool, where) as it:
+        list(it)
+    (row_seconds,) = asked  # once
+    assert 8 <= len(row_seconds) <= 20
+    if work is heavy:
+        assert all(seconds > HEAVY_S / 2 for seconds in row_seconds)
 
-    with open_on(AFTER["a mixture"]().map(slow_once), pool) as it:
-        assert [process for _, process in it][-1] == HERE
+
+def test_what_sending_takes_is_not_time_of_the_work(pool):
+    asked: list[list[float]] = []
+    where = WhereToRun(sends_rows=lambda seconds: bool(asked.append(list(seconds))))
+    blank = numbers(30).window_shuffle(4, seed=1).map(lambda x: np.empty(16 << 20, np.uint8))  # 34 ms to send
+    with open_on(blank, pool, where) as it:
+        list(it)
+    assert np.median(asked[0]) < 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "worth"),
+    [
+        ([1e-3] * 8, True),
+        ([1e-5] * 8, False),
+        ([0.1, 0.1, *[1e-5] * 6], False),  # slow at first: code is loaded, files are opened
+        ([1e-5, 1e-5, *[1e-3] * 6], True),
+        ([SHIP_S] * 8, False),
+        ([-0.5] * 8, False),  # to send their bytes takes longer than the work
+    ],
+)
+def test_rows_are_worth_sending_if_most_of_them_take_long(seconds, worth):
+    assert are_worth_sending(seconds) is worth
 
 
 def test_with_a_limit_of_time_light_work_stays_with_the_workers():
     executor = Processes(2, timeout_s=600)
-    with open_on(AFTER["a mixture"]().map(light), executor) as it:
+    with open_on(AFTER["a mixture"]().map(light), executor, ROWS_COME_HOME) as it:
         assert {process for _, process in it} <= set(executor.pids())
     executor.close()
 

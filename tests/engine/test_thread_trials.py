@@ -20,6 +20,8 @@ from bushel.engine import position_delivery as positions
 from bushel.engine.program import Result
 from bushel.engine.tasks import Executor, Task, Ticket
 from bushel.engine.thread_trials import COMPUTED_S, FEW, Speed, Trials, TriedThreads
+from bushel.engine.where_to_run import WhereToRun
+from bushel.iterator import PipelineIterator
 
 BATCH = 16
 
@@ -54,6 +56,9 @@ class Machine:
 
     def thread_time(self) -> float:
         return self.busy
+
+    def count_waits(self) -> tuple[int, int]:
+        return 0, 0  # the system does not tell
 
     def cost(self, threads: int) -> float:
         """The CPU time of a record, if so many threads compute."""
@@ -135,12 +140,10 @@ def run(machine: Machine, options: bushel.ReadOptions | None, batches: int) -> M
         return TriedThreads(most, machine.perf_counter, Formula(machine, most), machine.cores)  # type: ignore[arg-type]
 
     ds = bushel.MapDataset.source(machine).to_iter_dataset(options).batch(BATCH)
+    where = WhereToRun(make_threads=tried, clock=machine)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(positions, "time", machine)
-        patch.setattr(positions, "count_waits", lambda: (0, 0))
-        patch.setattr(opener, "TriedThreads", tried)
         patch.setattr(opener, "Threads", lambda most: Formula(machine, most))
-        with iter(ds) as it:
+        with PipelineIterator(ds._node, where=where) as it:
             for number, batch in enumerate(itertools.islice(it, batches)):
                 assert batch.tolist() == list(range(BATCH * number, BATCH * number + BATCH))
                 machine.now += machine.step_s

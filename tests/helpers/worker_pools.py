@@ -11,6 +11,7 @@ import numpy as np
 import bushel
 from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Executor
+from bushel.engine.where_to_run import MEASURED, WhereToRun
 from bushel.iterator import PipelineIterator
 
 TWO = bushel.MultiprocessingOptions(num_workers=2)
@@ -26,9 +27,9 @@ def worker_pool(num_workers: int = 2, **options: Any) -> Iterator[Processes]:
         executor.close()
 
 
-def open_on(ds: Any, executor: Executor | None = None) -> PipelineIterator[Any]:
+def open_on(ds: Any, executor: Executor | None = None, where: WhereToRun = MEASURED) -> PipelineIterator[Any]:
     """An iterator that runs on an executor; on the consumer's own thread without one."""
-    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
+    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor, where)
 
 
 def numbers(length: int) -> Any:

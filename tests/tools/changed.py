@@ -38,7 +38,7 @@ OF_DELIVERY = (
 ENGINE_TESTS = dict.fromkeys(("pool", "processes", "slabs"), OF_WORKERS) | dict.fromkeys(
     (
         *("block_size", "delivery", "drawn_delivery", "opener", "position_delivery", "program", "pulling"),
-        *("stream_delivery", "stream_program", "tasks", "thread_trials"),
+        *("stream_delivery", "stream_program", "tasks", "thread_trials", "where_to_run"),
     ),
     OF_DELIVERY,
 )

@@ -7,8 +7,6 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
-import numpy as np
-
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import PipelineNotSent
@@ -16,6 +14,7 @@ from bushel.base.options import DatasetOptions
 from bushel.engine.block_size import measure_result
 from bushel.engine.delivery import Delivery, Placement, count_skipped
 from bushel.engine.program import Program, Result, Rows
+from bushel.engine.where_to_run import MEASURED, WhereToRun
 from bushel.graph.cursors import Cursor, Mark, pull_exactly
 from bushel.graph.node import Origin
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
@@ -23,13 +22,8 @@ from bushel.graph.state_fields import State
 
 logger = logging.getLogger("bushel")
 
-SHIP_S = 200e-6
-"""A row is sent to a worker if the work on it takes longer than this, and than sending its bytes."""
-
 SHIP_BYTES_PER_S = 500e6
 """How many bytes of rows can be sent to a worker and back in a second."""
-
-_TRIED_ROWS = 8
 
 
 class DrawnDelivery(Delivery):
@@ -50,8 +44,10 @@ class DrawnDelivery(Delivery):
         placement: Placement | None,
         options: DatasetOptions,
         skips: Skips | None,
+        where: WhereToRun = MEASURED,
     ):
         self.parent = parent
+        self._where = where
         self.parents = (parent,)
         self._marks: collections.deque[Mark] = collections.deque([parent.mark()])
         self._first = 0  # the position of the first of these marks
@@ -75,7 +71,7 @@ class DrawnDelivery(Delivery):
             self.parent.start_prefetch()
             later, self._later = self._later, None
             self._begin_drawing()
-            self._change_placement(dataclasses.replace(later, most=_TRIED_ROWS))
+            self._change_placement(dataclasses.replace(later, most=self._where.tried_rows))
             return []
         before, self._before = self._before, None
         if before is None:
@@ -120,13 +116,12 @@ class DrawnDelivery(Delivery):
             return
         took = (result.work_s - measure_result(result) / SHIP_BYTES_PER_S) / positions
         self._tried += [took] * positions
-        if len(self._tried) < _TRIED_ROWS:
+        if len(self._tried) < self._where.tried_rows:
             return
-        # The median: the first rows may load code and open files.
-        slow = float(np.median(self._tried)) > SHIP_S
+        sends = self._where.sends_rows(self._tried)
         self._tried = None
         assert self._whole is not None
-        if slow or self._whole.executor.keeps_all:
+        if sends or self._whole.executor.keeps_all:
             self._placement = self._whole
             self._make_sizer(self._whole)
         else:

@@ -28,9 +28,9 @@ from bushel.engine.stream_delivery import StreamDelivery
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import FORKED, Executor, Threads, in_worker
 from bushel.engine.thread_trials import TriedThreads
+from bushel.engine.where_to_run import MEASURED, WhereToRun
 from bushel.graph.batch import is_ours
 from bushel.graph.cursors import Cursor, Mark, Over, Same
-from bushel.graph.custom import CustomStream
 from bushel.graph.elementwise import Step
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node
@@ -55,6 +55,7 @@ def open_stream(
     read_options: ReadOptions | None = None,
     executor: Executor | None = None,
     observer: Observer | None = None,
+    where: WhereToRun = MEASURED,
 ) -> Cursor:
     """Return a cursor at the start of a stream.
 
@@ -63,6 +64,7 @@ def open_stream(
       read_options: used in place of the options of every node, if given.
       executor: computes all that can be computed ahead, if given, as if the stream ended with an `mp_prefetch`.
       observer: measures the stages, if the options of the stream ask for that.
+      where: decides where work runs. A stream inside another one follows the decisions of the outer one.
     """
     observer = observer or Observer()
     outer = _outer.get()
@@ -71,7 +73,7 @@ def open_stream(
         if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING:
             node = observer.time_stages(node)
         observer.skips = _make_skips(options)
-        opener = _Opener(options, observer, read_options)
+        opener = _Opener(options, observer, read_options, where)
     else:
         opener = outer.make_inner(options_of(node), read_options)
         observer.skips = opener.skips
@@ -112,6 +114,7 @@ class _Opener:
     options: DatasetOptions
     observer: Observer
     read_options: ReadOptions | None
+    where: WhereToRun = MEASURED
     placement: Placement | None = None
     """Where elements are computed ahead; None if the consumer computes them when it asks for them."""
     alone: bool = False
@@ -204,7 +207,7 @@ class _Opener:
         started = contextlib.ExitStack()
 
         def start_threads() -> tuple[TriedThreads, Placement]:
-            threads = TriedThreads(ReadOptions().num_threads)
+            threads = self.where.make_threads(ReadOptions().num_threads)
             executor = self.observer.watch_executor(threads)
             started.callback(executor.close)
             most = ReadOptions().prefetch_buffer_size
@@ -212,7 +215,7 @@ class _Opener:
 
         program = self._make_program(node, [], stacked_next=copied and not steps)
         if options is None and not costs_round_trips(node.parent):
-            cursor = PositionDelivery(program, None, self.options, self.skips, start_threads)
+            cursor = PositionDelivery(program, None, self.options, self.skips, start_threads, self.where)
         else:
             chosen = options or ReadOptions()
             executor = self.observer.watch_executor(Threads(chosen.num_threads))
@@ -262,7 +265,7 @@ class _Opener:
         return self.observer.watch_delivery(PositionDelivery(program, placement, self.options, self.skips))
 
     def part(self, node: StreamNode) -> Cursor:
-        if self.placement is None or not _has_opaque_leaf(node):
+        if self.placement is None or not self.where.sends_stream(node):
             return self.open(node)
         program = StreamProgram(node, open_alone, self.options, skip=self.skips is not None)
         return self.observer.watch_stream(StreamDelivery(program, self.placement.executor, self.skips))
@@ -295,7 +298,7 @@ class _Opener:
             else:
                 for stage in self._stages(list(run)):
                     program = self._make_program(None, stage)
-                    drawn = DrawnDelivery(cursor, program, self.placement, self.options, self.skips)
+                    drawn = DrawnDelivery(cursor, program, self.placement, self.options, self.skips, self.where)
                     cursor = self.observer.watch_delivery(drawn)
         return cursor
 
@@ -437,13 +440,6 @@ def split_steps(node: StreamNode, is_ignored: Callable[[StreamNode], bool]) -> t
         elif type(node) is not SeedStream and type(node) is not WithOptions and not is_ignored(node):
             return node, steps[::-1]
         node = node.parents[0]  # type: ignore[assignment]  # streams draw from streams, but for Elements
-
-
-def _has_opaque_leaf(node: Node) -> bool:
-    """Return whether a part of a stream can only be read in order, by one reader."""
-    if isinstance(node, (MapNode, CustomStream)):
-        return isinstance(node, CustomStream)
-    return not node.parents or any(_has_opaque_leaf(parent) for parent in node.parents)
 
 
 class _ChainCursor(Cursor):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -16,7 +15,8 @@ from bushel.engine.block_size import BLOCK_S
 from bushel.engine.delivery import Delivery, Placement
 from bushel.engine.program import PlannedRows, Program
 from bushel.engine.tally import size_of
-from bushel.engine.thread_trials import SHORT_BLOCK_S, Trials, TriedThreads, count_waits
+from bushel.engine.thread_trials import SHORT_BLOCK_S, TriedThreads
+from bushel.engine.where_to_run import MEASURED, WhereToRun
 from bushel.graph.cursors import Mark
 from bushel.graph.node import Origin
 from bushel.graph.skips import Skips
@@ -38,10 +38,12 @@ class PositionDelivery(Delivery):
         options: DatasetOptions,
         skips: Skips | None,
         start_threads: Callable[[], tuple[TriedThreads, Placement]] | None = None,
+        where: WhereToRun = MEASURED,
     ):
         assert program.node is not None
         self._start_threads = start_threads
-        self._trials = None if start_threads is None else Trials(ReadOptions().num_threads)
+        self._trials = None if start_threads is None else where.make_trials(ReadOptions().num_threads)
+        self._clock = where.clock
         self._left = 0.0  # when the last pull ended that the consumer computed
         self._tried: tuple[TriedThreads, Placement] | None = None
         self._sparse = program.unit == 1 and program.sparse
@@ -60,13 +62,14 @@ class PositionDelivery(Delivery):
             rows, self._position = self.make_here(low, high, limit)
             return rows
         first = self._position
-        waits = count_waits() if trials.waits else None
-        begun, busy = time.perf_counter(), time.thread_time()
+        clock = self._clock
+        waits = clock.count_waits() if trials.waits else None
+        begun, busy = clock.perf_counter(), clock.thread_time()
         away_s = begun - self._left if self._left else 0.0
         rows = self._compute(min(count, trials.pull_size))
-        self._left = time.perf_counter()
-        seconds, busy_s = self._left - begun, time.thread_time() - busy
-        waited = waits is None or _has_waited(waits, count_waits())
+        self._left = clock.perf_counter()
+        seconds, busy_s = self._left - begun, clock.thread_time() - busy
+        waited = waits is None or _has_waited(waits, clock.count_waits())
         size = trials.record(self._position - first, seconds, busy_s, waited, away_s)
         if size and rows is not None:
             assert self._start_threads is not None

@@ -93,13 +93,14 @@ class Trials:
     250.0
     """
 
-    def __init__(self, most: int):
+    def __init__(self, most: int, slow_s: float = SLOW_S, computed_s: float = COMPUTED_S):
         self._most = most
+        self._slow_s, self._computed_s = slow_s, computed_s
         self._pulls = 0
         self.pull_size = 1
         """How many positions the next pull should compute at most: a single one until the speed is known, and no more
         than fit into the time until the next trial, since a batch of slow elements may take seconds."""
-        self._pause_s = COMPUTED_S
+        self._pause_s = computed_s
         self.alone = Speed()
         """When a trial begins: what the consumer has computed since the last one."""
         self._waiting = Speed()  # the slow pulls in a row that have waited
@@ -118,7 +119,7 @@ class Trials:
           away_s: how long the consumer did something else before the pull.
         """
         self._pulls += 1
-        if seconds > SLOW_S * positions and waited and busy_s < seconds / 2:
+        if seconds > self._slow_s * positions and waited and busy_s < seconds / 2:
             self.waits += 1
             self._waiting.add(positions, seconds, busy_s)
             if self.waits >= WAITS_IN_A_ROW:
@@ -134,10 +135,10 @@ class Trials:
             alone.away_s += away_s
         if alone.seconds < self._pause_s:
             if self._pulls >= _SINGLE_PULLS:
-                slow = seconds > SLOW_S * positions
+                slow = seconds > self._slow_s * positions
                 self.pull_size = 1 + int((self._pause_s - alone.seconds) * alone.rate) if slow else MOST_POSITIONS
             return 0
-        if alone.seconds > SLOW_S * alone.positions:
+        if alone.seconds > self._slow_s * alone.positions:
             return min(FEW, self._most)
         self.alone = Speed()
         return 0
@@ -145,7 +146,7 @@ class Trials:
     def end_trial(self, threads: TriedThreads) -> None:
         """Record that the threads have stopped, because the consumer alone is as fast."""
         if threads.windows > _MANY_WINDOWS:  # they gained something, and then the data changed
-            self._pause_s = COMPUTED_S
+            self._pause_s = self._computed_s
         else:
             self._pause_s = max(min(_LONGER * self._pause_s, _LONGEST_PAUSE_S), 2 * _LONGER * threads.lasted_s)
         self.alone, self._waiting, self.waits = Speed(), Speed(), 0
@@ -160,6 +161,14 @@ def count_waits() -> tuple[int, int]:
     return usage.ru_nvcsw, usage.ru_nivcsw
 
 
+class Clock:
+    """What delivery measures the consumer's thread with."""
+
+    perf_counter = staticmethod(time.perf_counter)
+    thread_time = staticmethod(time.thread_time)
+    count_waits = staticmethod(count_waits)
+
+
 class TriedThreads(ExecutorAround):
     """Threads whose number follows from what they gain. They are 0 if the consumer alone is as fast.
 
@@ -172,7 +181,9 @@ class TriedThreads(ExecutorAround):
         clock: Callable[[], float] = time.perf_counter,
         threads: Threads | None = None,
         cores: int | None = None,
+        least_gain: float = LEAST_GAIN,
     ):
+        self._least_gain = least_gain
         self._threads = threads or Threads(most, at_first=0)
         super().__init__(self._threads)
         self.block_bytes = _BLOCK_BYTES
@@ -188,7 +199,7 @@ class TriedThreads(ExecutorAround):
         # Only threads that wait gain from being more than there are cores.
         self._for_waiting = size == self.parallelism
         most = self.parallelism if self._for_waiting else min(self.parallelism, max(FEW, self._cores))
-        self._tuner = Tuner(most, 1, size, _MAX_STRETCH, "threads", alone.rate)
+        self._tuner = Tuner(most, 1, size, _MAX_STRETCH, "threads", alone.rate, self._least_gain)
         self._threads.resize(size)
         self._under_way = self._before_resize = 0
         self._began = self._clock()
@@ -209,7 +220,7 @@ class TriedThreads(ExecutorAround):
         """
         alone = self._alone
         cost = speed.busy_each_s / max(alone.busy_each_s, 1e-9)
-        return max(LEAST_GAIN, cost if self._for_waiting else 1 + _CPU_PRICE * (cost - 1))
+        return max(self._least_gain, cost if self._for_waiting else 1 + _CPU_PRICE * (cost - 1))
 
     def _is_long_enough(self, elapsed_s: float) -> bool:
         """Return whether a window tells something. A short one may lie inside of one `next`, and threads gain the most

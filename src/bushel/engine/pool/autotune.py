@@ -47,6 +47,7 @@ class Tuner:
       alone: if given, how many rows the consumer computes in a second by itself. If it waits for rows of the others
         nearly as long as it takes to compute them, the tuner decides for 0 workers, and has nothing to judge from then
         on.
+      least_gain: how many times as fast as the consumer alone the workers must be.
 
     >>> tuner = Tuner(max_workers=8)
     >>> tuner.judge(rate=100, waiting=0.9, busy=1.0)
@@ -65,7 +66,9 @@ class Tuner:
         max_stretch: int = MAX_STRETCH,
         kind: str = "workers",
         alone: float | None = None,
+        least_gain: float = LEAST_GAIN,
     ):
+        self._least_gain = least_gain
         self.max_workers, self._min_workers = max_workers, min_workers
         self.workers = min_workers if at_first is None else at_first
         self._max_stretch = max_stretch
@@ -95,7 +98,7 @@ class Tuner:
         in_bursts = waiting > SMALL_WAIT_SHARE and (self._alone is None or waiting < _MOSTLY)
         idle = in_bursts and busy < BUSY_SHARE and self.stretch < self._max_stretch
         # A consumer that waits for little of its time waits for something else, and has CPU time to spare.
-        if self._before_try is None and not idle and gain < (least_gain if waiting > _MOSTLY else LEAST_GAIN):
+        if self._before_try is None and not idle and gain < (least_gain if waiting > _MOSTLY else self._least_gain):
             self.why = (
                 f"{self.workers} {self._kind} were {gain:.2f} times as fast as the consumer alone, too "
                 "little for their CPU time, so the consumer computes elements itself"
