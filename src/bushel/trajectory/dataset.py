@@ -20,7 +20,7 @@ from bushel.base.hints import explains_arguments
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions, WorkerOptions, read_workers
 from bushel.base.state_names import in_states
 from bushel.base.written import Written
-from bushel.dataset import IterDataset, MapDataset, WithOptionsIterDataset
+from bushel.dataset import Dataset, IterDataset, MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
 from bushel.trajectory import single_pass
 from bushel.trajectory.dataset_parts import OnFrames, OnTrajectories, OpaquePart, Part, TablePart, flatten_opaque
@@ -492,9 +492,8 @@ class TrajectoryDataset:
 @functools.cache
 def _methods_of_map_datasets() -> dict[str, str]:
     """What to write for the methods of a MapDataset that a TrajectoryDataset has not."""
-    return {
-        name: f"Write `ds.dataset.{name}(...)`: that is a MapDataset." for name in vars(MapDataset) if name[0] != "_"
-    }
+    names = [name for kind in (MapDataset, Dataset) for name in vars(kind) if name[0] != "_"]
+    return {name: f"Write `ds.dataset.{name}(...)`: that is a MapDataset." for name in names}
 
 
 # The identity in saved states holds the code of the next two functions: after a change of it the states of older runs
