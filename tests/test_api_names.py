@@ -230,3 +230,22 @@ def test_an_argument_of_grains_keeps_its_name_there_and_only_there():
 
     assert find_synonyms({"bushel.MultiprocessingOptions.__init__": call}) == []
     assert find_synonyms({"bushel.new.call": call}) == [("bushel.new.call", "num_workers", "workers")]
+
+
+# Functions that cannot use both kinds of workers.
+PROCESSES_ONLY = {"bushel.sources.convert", "bushel.trajectory.convert_episodes", "bushel.trajectory.reencode_videos"}
+ACTORS_ONLY = {"bushel.ray.convert", "bushel.ray.jobs_on_cluster"}
+
+
+def test_workers_are_none_by_default_everywhere():
+    found = 0
+    for name, function in public_functions().items():
+        argument = inspect.signature(function).parameters.get("workers")
+        if argument is None:
+            continue
+        kind = {name in PROCESSES_ONLY: "int", name in ACTORS_ONLY: "int | RayOptions"}.get(True, "int | WorkerOptions")
+        assert argument.annotation == f"{kind} | None", name
+        assert argument.default is None, name
+        assert argument.kind is argument.KEYWORD_ONLY or name == "bushel.ray.jobs_on_cluster", name
+        found += 1
+    assert found >= 13

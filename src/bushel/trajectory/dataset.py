@@ -408,16 +408,17 @@ class TrajectoryDataset:
         return self.iterator()
 
     @explains_arguments("Write `ds.iterator(workers=4)`.", num_workers="Write `workers={0}`.")
-    def iterator(self, prefetch: int = 0, *, workers: int | WorkerOptions | None = 0) -> DatasetIterator[Any]:
+    def iterator(self, prefetch: int = 0, *, workers: int | WorkerOptions | None = None) -> DatasetIterator[Any]:
         """An iterator with `get_state` and `set_state`.
 
         Args:
           prefetch: how many elements a thread computes ahead, as in dlimp.
-          workers: number of worker processes; or their options, also those of actors of a Ray cluster. None lets the
-            library choose the number. The output is the same for any number.
+          workers: number of worker processes; or their options, also those of actors of a Ray cluster. By default this
+            process computes the elements. With `MultiprocessingOptions(num_workers=None)` Bushel measures how many
+            workers help. The output is the same for any number.
         """
         stream = self._as_stream(prefetch)
-        chosen = read_workers(workers) or MultiprocessingOptions(num_workers=None)
+        chosen = read_workers(workers) or MultiprocessingOptions()
         return iter(stream if chosen.num_workers == 0 else single_pass.prefetch(stream, chosen))
 
     def _as_stream(self, prefetch: int = 0) -> IterDataset[Any]:

@@ -86,7 +86,7 @@ def get_dataloader(
     *,
     train: bool | None = None,
     batch_size: int | None = None,
-    workers: int | WorkerOptions | None = 0,
+    workers: int | WorkerOptions | None = None,
     arrays: Literal["numpy", "jax"] = "numpy",
     shard_options: ShardOptions | None = None,
     process_text: Any = None,
@@ -105,9 +105,10 @@ def get_dataloader(
       config: a `MixtureConfig` or a `DatasetConfig`, a dict of fields, or a JSON or YAML file.
       train: for training or for validation; by default as the config says.
       batch_size: rows per batch, over all hosts; by default as in the config.
-      workers: number of worker processes, or options for them; None lets the library choose the number. The hints for
-        threads (`traj_transform_threads`, `traj_read_threads`, `num_parallel_calls`) set the number of prefetching
-        threads, at most one per core.
+      workers: number of worker processes, or options for them. By default this process computes the batches. With
+        `MultiprocessingOptions(num_workers=None)` Bushel measures how many workers help. The hints for threads
+        (`traj_transform_threads`, `traj_read_threads`, `num_parallel_calls`) set the number of prefetching threads, at
+        most one per core.
       arrays: "numpy", or "jax" for `jax.numpy` arrays. Texts are always NumPy arrays, since JAX has none.
       shard_options: which host this is, for example `ShardByJaxProcess()`. The host gets its own rows of each batch.
       process_text: a `TextProcessor`, whose arrays replace `task/language_instruction` (`dataset_name` is then left
@@ -151,7 +152,7 @@ def get_dataloader(
         get_dataset(chosen, batch_size=None),
         chosen.batch_size,
         NoSharding() if shard_options is None else shard_options,
-        read_workers(workers) or MultiprocessingOptions(num_workers=None),
+        read_workers(workers) or MultiprocessingOptions(),
         DatasetOptions(on_error=on_error, skip_limit=skip_limit, execution_tracking_mode=execution_tracking_mode),
     )
     return TrajectoryLoader(running, chosen.data_backend, _Finish(process_text, arrays))
