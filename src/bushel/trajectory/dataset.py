@@ -23,6 +23,7 @@ from bushel.base.written import Written
 from bushel.dataset import Dataset, IterDataset, MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
 from bushel.trajectory import single_pass
+from bushel.trajectory.compat import Compat
 from bushel.trajectory.dataset_parts import OnFrames, OnTrajectories, OpaquePart, Part, TablePart, flatten_opaque
 from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.episodes import Episodes
@@ -61,7 +62,7 @@ class TrajectoryDataset:
         threads: int = 0,
         operations: Sequence[OnFrames | OnTrajectories] = (),
         statistics: Any = None,
-        compat: str | None = None,
+        compat: Compat | None = None,
         options: DatasetOptions | None = None,
     ):
         self._parts: tuple[Part, ...] = tuple(parts)
@@ -72,7 +73,7 @@ class TrajectoryDataset:
         self.dataset_statistics: Any = statistics
         """The statistics of actions and proprioception. A mixture has them by the names of its data sets."""
         known = {part.samples.compat if isinstance(part, TablePart) else compat for part in self._parts}
-        self.compat: str | None = known.pop() if len(known) == 1 else None
+        self.compat: Compat | None = known.pop() if len(known) == 1 else None
         """The `compat` argument that all parts were built with; None if they differ."""
 
     def _replace(self, parts: Sequence[Part] | None = None, **changes: Any) -> TrajectoryDataset:
@@ -463,7 +464,7 @@ class TrajectoryDataset:
         device: Any = None,
         *,
         buffer_size: int = 2,
-        unsupported: Literal["keep", "refuse"] = "keep",
+        unsupported: Literal["keep", "raise"] = "keep",
         remainder: Literal["drop", "pad"] | None = None,
     ) -> IterDataset[Any]:
         """The elements in order, as arrays on accelerators: see `IterDataset.to_device`."""

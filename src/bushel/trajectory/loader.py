@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bushel.base import blocks, tables, trees
+from bushel.base import blocks, checks, tables, trees
 from bushel.base.options import (
     DatasetOptions,
     ExecutionTrackingMode,
@@ -33,8 +33,6 @@ from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.mixture_config import MixtureConfig, choose_backend
 from bushel.trajectory.numpy_or_jax import is_text
 from bushel.trajectory.pipelines import make_interleaved_dataset, make_single_dataset
-
-_ARRAYS = ("numpy", "jax")
 
 
 def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> TrajectoryDataset:
@@ -90,7 +88,7 @@ def get_dataloader(
     arrays: Literal["numpy", "jax"] = "numpy",
     shard_options: ShardOptions | None = None,
     process_text: Any = None,
-    data_backend: str | None = None,
+    data_backend: Literal["bushel", "grain"] | None = None,
     use_grain: bool | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     skip_limit: int | None = None,
@@ -135,11 +133,11 @@ def get_dataloader(
     >>> folder.cleanup()
     """
     asked = {"batch_size": batch_size, "data_backend": choose_backend(data_backend, use_grain)}
+    options = DatasetOptions(on_error=on_error, skip_limit=skip_limit, execution_tracking_mode=execution_tracking_mode)
     chosen = _load_config(config, train, changes | {name: value for name, value in asked.items() if value is not None})
     if chosen.batch_size is None:
         raise ValueError("A loader needs a batch_size, as an argument or in its config.")
-    if arrays not in _ARRAYS:
-        raise ValueError(f"arrays must be one of {', '.join(_ARRAYS)}; got {arrays!r}.")
+    checks.choice(arrays, ("numpy", "jax"), "arrays")
     if chosen.data_backend == "grain":
         import_grain()
         if on_error == "skip":
@@ -153,7 +151,7 @@ def get_dataloader(
         chosen.batch_size,
         NoSharding() if shard_options is None else shard_options,
         read_workers(workers) or MultiprocessingOptions(),
-        DatasetOptions(on_error=on_error, skip_limit=skip_limit, execution_tracking_mode=execution_tracking_mode),
+        options,
     )
     return TrajectoryLoader(running, chosen.data_backend, _Finish(process_text, arrays))
 
