@@ -24,9 +24,9 @@ _LAST_PAGE = 4
 
 
 ImageMode = Literal[
-    *("1", "CMYK", "F", "HSV", "I", "I;16", "I;16B", "I;16L", "I;16N", "L", "LA", "La", "LAB", "P", "PA"),
-    *("RGB", "RGBA", "RGBa", "RGBX", "YCbCr"),
-]
+    "1", "CMYK", "F", "HSV", "I", "I;16", "I;16B", "I;16L", "I;16N", "L", "LA", "La", "LAB", "P", "PA", "RGB", "RGBA",
+    "RGBa", "RGBX", "YCbCr",
+]  # fmt: skip
 """The modes of Pillow."""
 AudioType = Literal["float32", "float64", "int16", "int32"]
 

@@ -72,7 +72,9 @@ class TrajectoryDataset:
         self.is_flattened = flattened
         self.dataset_statistics: Any = statistics
         """The statistics of actions and proprioception. A mixture has them by the names of its data sets."""
-        known = {part.samples.compat if isinstance(part, TablePart) else compat for part in self._parts}
+        known: set[Compat | None] = {
+            part.samples.compat if isinstance(part, TablePart) else compat for part in self._parts
+        }
         self.compat: Compat | None = known.pop() if len(known) == 1 else None
         """The `compat` argument that all parts were built with; None if they differ."""
 
