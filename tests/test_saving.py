@@ -262,7 +262,7 @@ def test_a_text_that_is_not_unicode_is_refused_by_parquet(tmp_path):
 
 def test_an_unknown_format_is_named(tmp_path):
     with pytest.raises(
-        ValueError, match="format must be one of bag, array_record, bagz, tfrecord, parquet, rlds; got 'zip'"
+        ValueError, match='format must be "bag", "array_record", "bagz", "tfrecord", "parquet" or "rlds", got \'zip\''
     ):
         MapDataset.range(3).save(tmp_path, format="zip")
     with pytest.raises(ValueError, match="shards can only be given if the length"):

@@ -127,7 +127,7 @@ def test_skipped_elements_are_counted_when_the_element_after_them_is_delivered()
 def test_what_jax_cannot_hold_is_refused_by_name_if_asked():
     element = {"x": np.ones(2), "meta": {"text": "a", "when": np.datetime64("2024")}}
     ds = bushel.MapDataset.range(2).map(lambda n: element)
-    with iter(ds.to_device(unsupported="refuse")) as it, pytest.raises(TypeError) as caught:
+    with iter(ds.to_device(unsupported="raise")) as it, pytest.raises(TypeError) as caught:
         next(it)
     message = str(caught.value)
     assert (
@@ -140,7 +140,7 @@ def test_what_jax_cannot_hold_is_refused_by_name_if_asked():
 
 def test_wrong_arguments_are_named():
     ds = bushel.MapDataset.range(4).batch(2).to_iter_dataset()
-    with pytest.raises(ValueError, match=r'unsupported must be "keep" or "refuse", got \'drop\''):
+    with pytest.raises(ValueError, match=r'unsupported must be "keep" or "raise", got \'drop\''):
         ds.to_device(unsupported="drop")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"buffer_size .* got -1"):
         ds.to_device(buffer_size=-1)

@@ -6,19 +6,21 @@ The kinds themselves are in `map_dataset.py` and `iter_dataset.py`; both import 
 from __future__ import annotations
 
 import abc
+import copy
 import functools
 import inspect
 import itertools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from bushel.base import checks, hints, returns
+from bushel.base import checks, hints, returns, trees
 from bushel.base import transforms as tf
 from bushel.base.contract import optional
 from bushel.base.lazy import Lazy
-from bushel.base.options import MultiprocessingOptions, WorkerOptions
+from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options, read_workers
+from bushel.base.progress import Progress
 from bushel.base.state_names import in_states
 from bushel.base.written import Written
 from bushel.graph import node, show, streams
@@ -27,9 +29,14 @@ from bushel.graph.streams import StreamNode
 from bushel.iterator import DatasetIterator, PipelineIterator
 
 if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
     from bushel import display, saving
+    from bushel.sources import element_tables
 else:
     display = Lazy("bushel.display")
+    element_tables = Lazy("bushel.sources.element_tables")
     saving = Lazy("bushel.saving")
 
 R = TypeVar("R")
@@ -201,6 +208,57 @@ class Dataset(abc.ABC, Generic[T_co]):
             storage_options=storage_options,
             trust_source=trust_source,
         )
+
+    def to_arrow(self, *, workers: int | WorkerOptions | None = None) -> pyarrow.Table:
+        """All elements as a table of pyarrow, in memory. `MapDataset.source(table)` reads it.
+
+        A dict has a column for each key, a nested one `a.b` for each value. Arrays are lists. Any other element is the
+        value of a column `value`. A table of the first elements is `ds.take(1000).to_arrow()`.
+
+        Args:
+          workers: how many worker processes compute the elements, or their options; by default this process does.
+
+        >>> from bushel import MapDataset
+        >>> table = MapDataset.source(["a", "bcd"]).map(lambda text: {"text": text, "length": len(text)}).to_arrow()
+        >>> table.column_names, table["length"].to_pylist()
+        (['text', 'length'], [1, 3])
+        """
+        return element_tables.make_arrow_table(element_tables.read_columns(self._read_once("to_arrow", workers)))
+
+    def to_pandas(self, *, workers: int | WorkerOptions | None = None) -> pandas.DataFrame:
+        """All elements as a frame of pandas, in memory. `MapDataset.source(frame)` reads it.
+
+        A dict has a column for each key, a nested one `a.b` for each value. An array is one object of its column. Any
+        other element is the value of a column `value`. A frame of the first elements is `ds.take(1000).to_pandas()`.
+
+        Args:
+          workers: how many worker processes compute the elements, or their options; by default this process does.
+
+        >>> from bushel import MapDataset
+        >>> frame = MapDataset.range(4).map(lambda x: {"x": x, "even": x % 2 == 0}).to_pandas()
+        >>> frame.groupby("even")["x"].sum().to_dict()
+        {False: 4, True: 2}
+        """
+        return element_tables.make_pandas_frame(element_tables.read_columns(self._read_once("to_pandas", workers)))
+
+    def _read_once(self, method: str, workers: int | WorkerOptions | None) -> Iterator[Any]:
+        """The elements in order, for a `method` that needs all of them."""
+        any_node = self._node
+        stream = streams.Elements(any_node) if isinstance(any_node, MapNode) else any_node
+        if stream.length is not None and checks.is_endless(stream.length):
+            raise ValueError(
+                f"{method}: an endless dataset is no table. Leave out `repeat()`, or take a part with `take(count)`."
+            )
+        options = read_workers(workers) or find_job_options() or MultiprocessingOptions()
+        # A new node, so that this does not count as a pass of the user over the dataset: see graph/passes.py.
+        with (
+            PipelineIterator[Any](streams.Ahead(stream, options)) as elements,
+            Progress(method, stream.length, unit="elements") as progress,
+        ):
+            for count, element in enumerate(elements, 1):
+                progress.show(count)
+                # The elements of workers lie in shared memory, which the elements of a long table would fill.
+                yield element if options.num_workers == 0 else trees.map_leaves(copy.copy, element)
 
     if not TYPE_CHECKING:  # so that a type checker still reports missing names
         __next__ = hints.Unsupported(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bushel.base_dataset import apply_all
+from bushel.base_dataset import Dataset, apply_all
 from bushel.iter_dataset import (
     FlatMapIterDataset,
     IterDataset,
@@ -15,6 +15,7 @@ from bushel.iter_dataset import (
 from bushel.map_dataset import FlatMapMapDataset, MapDataset, PackedMapDataset, ZipMapDataset
 
 __all__ = [
+    "Dataset",
     "FlatMapIterDataset",
     "FlatMapMapDataset",
     "IterDataset",

@@ -99,8 +99,8 @@ class ElasticIterator(DatasetIterator[Any]):
                 f"ElasticIterator takes a MapDataset, or an IterDataset that begins with an InterleaveIterDataset; got "
                 f"{type(ds).__name__}."
             )
-        if remainder not in (None, "drop", "pad"):
-            raise ValueError(f'remainder must be "drop" or "pad", got {remainder!r}.')
+        if remainder is not None:
+            checks.choice(remainder, ("drop", "pad"), "remainder")
         _check_hosts(global_batch_size, shard_options)
         self._base: _ElasticMapDatasetIterator | ElasticIterDatasetIterator
         if isinstance(ds, MapDataset):

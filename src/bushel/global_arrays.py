@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import trees
+from bushel.base import checks, trees
 from bushel.engine import transfer
 from bushel.graph import local_rows
 from bushel.graph.local_rows import Remainder, RowChoice
@@ -53,8 +53,8 @@ def rows_for(stream: StreamNode, where: Any, remainder: Remainder | None = None)
       where: a sharding or a device, or a tree of them like the upper part of an element.
       remainder: what becomes of a last batch that is smaller: "drop" leaves it out, "pad" fills it up.
     """
-    if remainder not in (None, "drop", "pad"):
-        raise ValueError(f'remainder must be "drop" or "pad", got {remainder!r}.')
+    if remainder is not None:
+        checks.choice(remainder, ("drop", "pad"), "remainder")
     is_global, where = spans_processes(where), _as_shardings(where)
     choice = RowChoice(tuple(dict.fromkeys(map(share_of, _shardings(where)))), remainder)
     _check_sizes(stream, choice)

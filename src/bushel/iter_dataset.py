@@ -592,7 +592,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         device: Any = None,
         *,
         buffer_size: int = 2,
-        unsupported: Literal["keep", "refuse"] = "keep",
+        unsupported: Literal["keep", "raise"] = "keep",
         remainder: Literal["drop", "pad"] | None = None,
     ) -> IterDataset[Any]:
         """The same elements as arrays on accelerators, copied there while the step before uses another element.
@@ -611,7 +611,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
             upper part of one; by default JAX's default device.
           buffer_size: how many elements wait on the device, besides the one in use. 0: none, and no thread.
           unsupported: what becomes of leaves that JAX cannot hold, such as texts. "keep" leaves them on the host beside
-            the arrays; "refuse" raises a TypeError that names them. A global array cannot hold them: with several
+            the arrays; "raise" raises a TypeError that names them. A global array cannot hold them: with several
             processes, or with `remainder`, they are refused in any case.
           remainder: what becomes of a last batch that is smaller. "drop" leaves it out. "pad" fills it up with copies
             of its first row, and gives pairs (batch, mask) throughout: the mask is False for rows that were filled in.
@@ -627,8 +627,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
             import jax  # noqa: F401
         except ImportError as error:
             raise ImportError(f"to_device needs JAX: {install_command('jax')}") from error
-        if unsupported not in ("keep", "refuse"):
-            raise ValueError(f'unsupported must be "keep" or "refuse", got {unsupported!r}.')
+        checks.choice(unsupported, ("keep", "raise"), "unsupported")
         checks.not_negative(buffer_size, "buffer_size")
         if remainder is None and not global_arrays.spans_processes(device):
             return IterPipeline(streams.ToDevice(self._node, device, buffer_size, unsupported))

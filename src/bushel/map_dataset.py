@@ -895,7 +895,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         device: Any = None,
         *,
         buffer_size: int = 2,
-        unsupported: Literal["keep", "refuse"] = "keep",
+        unsupported: Literal["keep", "raise"] = "keep",
         remainder: Literal["drop", "pad"] | None = None,
     ) -> IterDataset[Any]:
         """The elements in order, as arrays on accelerators: see `IterDataset.to_device`.

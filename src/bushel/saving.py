@@ -60,8 +60,7 @@ def save(
     trust_source: bool = False,
 ) -> Written:
     """Saves all elements of a stream; see `MapDataset.save`."""
-    if format not in FORMATS:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}; got {format!r}.")
+    checks.choice(format, FORMATS, "format")
     folder = output_folders.open_folder(path, storage_options)
     length = node.length
     if length is not None and is_endless(length):

@@ -120,7 +120,7 @@ def test_a_damaged_series_is_told(text, sentence, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"split": "valid"}, "The splits of a time series are 'train', 'val' and 'test', got 'valid'"),
+        ({"split": "valid"}, 'split must be "train", "val" or "test", got \'valid\'. Did you mean "val"?'),
         ({"split": "val"}, "val_fraction is 0"),
         ({"train_fraction": 0.7, "val_fraction": 0.3}, "their sum below 1: got 0.7 and 0.3"),
         ({"context_length": 0}, "window_size must be positive, but got 0"),

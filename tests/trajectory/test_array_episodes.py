@@ -477,7 +477,7 @@ def test_arguments(tmp_path):
         open_episodes("other", tmp_path, format="robomimic")
     with pytest.raises(ValueError, match=r"'aloha' has no option 'reverse'. Did you mean 'reverse_jpeg_colors'"):
         open_episodes("x", tmp_path, format="aloha", format_options={"reverse": True})
-    with pytest.raises(ValueError, match="format must be one of rlds, robomimic"):
+    with pytest.raises(ValueError, match='format must be "rlds", "robomimic"'):
         open_episodes("x", tmp_path, format="hdf6")
     with pytest.raises(FileNotFoundError, match="There is no data set 'gone'"):
         open_episodes("gone", tmp_path, format="robomimic")

@@ -496,9 +496,9 @@ def test_arguments(rlds, tmp_path, capsys):
     assert detect_kind(str(GOLDEN / "robomimic.hdf5")) == "robomimic"
     with pytest.raises(ValueError, match="does not say how many steps a second has"):
         convert_episodes(rlds, tmp_path / "x", format="lerobot")
-    with pytest.raises(ValueError, match="codec must be one of"):
+    with pytest.raises(ValueError, match='codec must be "h264", "hevc" or "av1"'):
         convert_episodes(rlds, tmp_path / "x", format="lerobot", fps=10, codec="vp9")
-    with pytest.raises(ValueError, match="format must be one of rlds, lerobot"):
+    with pytest.raises(ValueError, match='format must be "rlds" or "lerobot"'):
         convert_episodes(rlds, tmp_path / "x", format="zarr")
     with pytest.raises(ValueError, match="have no numbers 'gripper' for the state"):
         convert_episodes(rlds, tmp_path / "x", format="lerobot", fps=10, state_keys=["state", "gripper"])

@@ -592,7 +592,7 @@ def test_folders_that_are_none(tmp_path, copy):
     (folder / "meta/info.json").write_text("{")
     with pytest.raises(DamagedFile, match=r"info\.json cannot be read"):
         LeRobotSource(folder)
-    with pytest.raises(ValueError, match="on_error must be one of raise, drop, mask"):
+    with pytest.raises(ValueError, match='on_error must be "raise", "drop" or "mask"'):
         LeRobotSource(copy(2), on_error="skip")  # pyright: ignore[reportArgumentType]
 
 

@@ -476,13 +476,13 @@ def test_a_batch_whose_texts_fail_is_not_lost(config, expected):
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
     [
-        ({"arrays": "torch"}, ValueError, "arrays must be one of numpy, jax; got 'torch'"),
+        ({"arrays": "torch"}, ValueError, 'arrays must be "numpy" or "jax", got \'torch\''),
         ({"shard_options": ShardOptions(0, 3)}, ValueError, "8 rows cannot be divided equally among 3 hosts"),
         ({"shard_options": 2}, TypeError, "shard_options must be ShardOptions, got 2"),
         ({"process_text": "clip"}, TypeError, "process_text must have a method `encode`"),
         ({"process_text": 3}, TypeError, "or be a function of a batch; got 3"),
         ({"data_backend": "grain", "use_grain": False}, ValueError, "contradict each other"),
-        ({"data_backend": "tf"}, ValueError, "data_backend must be one of bushel, grain; got 'tf'"),
+        ({"data_backend": "tf"}, ValueError, 'data_backend must be "bushel" or "grain", got \'tf\''),
         ({"batch_size": 0}, ValueError, "batch_size must be positive"),
         ({"batchsize": 1}, ValueError, "Did you mean 'batch_size'"),
         ({"workers": -1}, ValueError, "num_workers must be non-negative"),

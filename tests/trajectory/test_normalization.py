@@ -105,7 +105,7 @@ def test_bad_input():
         normalize(np.zeros((4, 2), np.int64), stats, "normal")
     with pytest.raises(ValueError, match="needs 'p01', this one has"):
         normalize(np.zeros((4, 2)), stats, "bounds")
-    with pytest.raises(ValueError, match="'minmax' is not a valid NormalizationType"):
+    with pytest.raises(ValueError, match=r'normalization must be "normal" or "bounds", got .minmax'):
         normalize(np.zeros((4, 2)), stats, "minmax")
     traj = {"observation": {}, "action": np.zeros((4, 2))}
     with pytest.raises(ValueError, match="An observation needs 'proprio_arm', this one has"):

@@ -368,7 +368,7 @@ def test_errors_name_what_is_near():
     raises(KeyError, "OXE_DATASET_CONFIGS has no 'a1'", lambda: one("a1", source="octo"))
     raises(
         ValueError,
-        "source must be one of octo, crossformer, openvla, xgym; got 'rtx'",
+        'source must be "octo", "crossformer", "openvla" or "xgym", got \'rtx\'',
         lambda: one("kuka", source="rtx"),
     )
     raises(
@@ -392,7 +392,11 @@ def test_errors_name_what_is_near():
         )
     raises(ValueError, "oxe_kwargs has no argument 'data_mixture'. Did you mean 'data_mix'?", misspelt)
     raises(KeyError, "OXE_STANDARDIZATION_TRANSFORMS has no 'sweep_mano'", lambda: one("sweep_mano"))
-    raises(ValueError, "'bounded' is not a valid", lambda: named("rtx", action_proprio_normalization_type="bounded"))
+    raises(
+        ValueError,
+        "got 'bounded'. Did you mean",
+        lambda: named("rtx", action_proprio_normalization_type="bounded"),
+    )
 
 
 def named(mix, **more):

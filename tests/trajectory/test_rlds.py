@@ -275,9 +275,7 @@ def test_image_formats(tmp_path):
     assert np.abs(decode_image(bytes(found["a"][0])).astype(int) - scene[0]).max() < 20
     assert same(decode_image(bytes(found["b"][0])), scene[0])
     assert same(decode_image(bytes(found["depth"][0]), None).astype(np.uint16), depth[0])
-    with pytest.raises(
-        ValueError, match=r"image_format must be 'png' or 'jpeg', or one of them for each image, got 'gif'"
-    ):
+    with pytest.raises(ValueError, match=r'image_format must be "png" or "jpeg", got .gif'):
         write_rlds({"train": [{"steps": steps}]}, name="other", data_dir=tmp_path, image_format="gif")
     with pytest.raises(ValueError, match=r"uint16 of \[40, 30, 1\] cannot be a JPEG image. Choose 'png'."):
         write_rlds({"train": [{"steps": steps}]}, name="other", data_dir=tmp_path, image_format="jpeg")
@@ -293,7 +291,7 @@ def ones(length, **more):
     [
         ({"name": "a/b"}, ValueError, "The name of a data set may have letters, digits and underscores, got 'a/b'."),
         ({"version": "1"}, ValueError, "version must be three numbers such as '1.0.0', got '1'."),
-        ({"file_format": "csv"}, ValueError, "file_format must be one of 'tfrecord', 'array_record', got 'csv'."),
+        ({"file_format": "csv"}, ValueError, 'file_format must be "tfrecord" or "array_record", got \'csv\'.'),
         ({"shards": 0}, ValueError, "shards"),
         ({"splits": {}}, ValueError, "splits is empty: pass episodes as"),
         ({"splits": {"all": []}}, ValueError, "and must not be 'all', got 'all'"),
@@ -692,7 +690,7 @@ def test_positions(folder):
         episodes[3]
     with pytest.raises(KeyError, match="has no images 'image'; it has observation/image"):
         episodes.frames("image")
-    with pytest.raises(ValueError, match="images must be 'lazy' or 'bytes', got 'eager'"):
+    with pytest.raises(ValueError, match=r'images must be "lazy" or "bytes", got .eager'):
         RLDSBuilder("mine", folder).episodes(images="eager")
     assert repr(episodes) == "RLDSEpisodes(mine/train[1:]: 3 episodes)"
 

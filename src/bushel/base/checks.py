@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
+
+from bushel.base.hints import nearest
 
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 INFINITE = (1 << 63) - 1
@@ -92,6 +94,40 @@ def number(value: Any, what: str) -> float:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
         raise TypeError(f"{what} must be a number, got {value!r} of type {type(value).__name__}.")
     return float(value)
+
+
+def choice(value: Any, words: Any, what: str) -> Any:
+    """`value`, if it is one of `words`: a Literal, or a sequence. Else a ValueError that lists them.
+
+    >>> from typing import Literal
+    >>> choice("drpo", Literal["keep", "drop"], "remainder")
+    Traceback (most recent call last):
+    ValueError: remainder must be "keep" or "drop", got 'drpo'. Did you mean "drop"?
+    """
+    known = get_args(words) or tuple(words)
+    if isinstance(value, str) and value in known:
+        return value
+    raise ValueError(f"{what} must be {list_words(known)}, got {value!r}.{suggest(value, known)}")
+
+
+def list_words(words: Iterable[str]) -> str:
+    """Words to choose from, as in a sentence.
+
+    >>> list_words(["a"]), list_words(["a", "b", "c"])
+    ('"a"', '"a", "b" or "c"')
+    """
+    *others, last = [f'"{word}"' for word in words]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def suggest(value: Any, words: Iterable[str]) -> str:
+    """The end of an error about a word that is none of `words`: the nearest one, if there is one.
+
+    >>> suggest("lerobt", ["rlds", "lerobot"]), suggest(3, ["rlds"])
+    (' Did you mean "lerobot"?', '')
+    """
+    near = nearest(value, words) if isinstance(value, str) else None
+    return "" if near is None else f' Did you mean "{near}"?'
 
 
 def instance(value: Any, kind: type, what: str, way_out: str) -> None:

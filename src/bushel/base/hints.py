@@ -33,6 +33,7 @@ _PADDED = (
     "Write `.batch(n, batch_fn=...)` with a function that pads, or `ds.bucket(lengths, boundaries, n)` on a MapDataset."
 )
 _WORKERS = "Workers compute the whole pipeline: write `.mp_prefetch(num_workers=4)` last."
+_FRAME = "Write `ds.to_pandas()`, or `ds.to_arrow()`, which `polars.from_arrow` takes."
 _SPLIT = "Write `train, validation = ds.split([0.9, 0.1])` on a MapDataset."
 _EPOCHS = "`ds.shuffle(seed=0).repeat()` has another order in every epoch by itself."
 _FROM_FUNCTION = "Write `bushel.IterDataset.source(function)`: the function returns an iterator."
@@ -141,12 +142,13 @@ DATASET: Mapping[str, str] = {
     "to_csv": _SAVE,
     "to_dict": _READ,
     "to_dictionary": _READ,
+    "to_df": _FRAME,
+    "to_polars": _FRAME,
     "to_iterable_dataset": "Write `ds.to_iter_dataset()`.",
     "to_jax": _DEVICE,
     "to_json": _SAVE,
     "to_list": _READ,
     "to_numpy": "Elements are NumPy arrays already: `ds[:n].batch(n)[0]` has the first n of them as one.",
-    "to_pandas": "Write `pandas.DataFrame(list(ds))` for elements that are dicts.",
     "to_parquet": _SAVE,
     "to_torch": "Elements are NumPy arrays: `torch.from_numpy(array)` takes them.",
     "train_test_split": _SPLIT,

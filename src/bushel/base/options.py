@@ -217,8 +217,9 @@ class ExecutionTrackingMode(enum.Enum):
 
 
 def _tracking_mode(mode: Any) -> ExecutionTrackingMode:
-    if isinstance(mode, str) and mode.upper() in ExecutionTrackingMode.__members__:
-        return ExecutionTrackingMode[mode.upper()]
+    if isinstance(mode, str):
+        names = [name.lower() for name in ExecutionTrackingMode.__members__]
+        return ExecutionTrackingMode[checks.choice(mode.lower(), names, "execution_tracking_mode").upper()]
     if not isinstance(mode, ExecutionTrackingMode):
         names = " or ".join(repr(name.lower()) for name in ExecutionTrackingMode.__members__)
         raise TypeError(
@@ -296,8 +297,7 @@ class DatasetOptions:
             if ratio is not None and not (isinstance(ratio, numbers.Real) and 0 <= float(ratio) <= 1):
                 raise ValueError(f"{name} is a share of elements, from 0 to 1, or None for no check; got {ratio!r}.")
         object.__setattr__(self, "execution_tracking_mode", _tracking_mode(self.execution_tracking_mode))
-        if self.on_error not in ("raise", "skip"):
-            raise ValueError(f'on_error must be "raise" or "skip", got {self.on_error!r}.')
+        checks.choice(self.on_error, ("raise", "skip"), "on_error")
         if self.skip_limit is not None:
             checks.not_negative(self.skip_limit, "skip_limit")
         if checks.integer(self.min_shm_size, "min_shm_size") < 0:

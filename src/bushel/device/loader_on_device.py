@@ -20,13 +20,13 @@ def device_put(
     device: Any = None,
     *,
     buffer_size: int = 2,
-    unsupported: Literal["keep", "refuse"] = "keep",
+    unsupported: Literal["keep", "raise"] = "keep",
 ) -> IterDataset[Any]: ...
 
 
 @overload
 def device_put(
-    ds: Iterable[Any], device: Any = None, *, buffer_size: int = 2, unsupported: Literal["keep", "refuse"] = "keep"
+    ds: Iterable[Any], device: Any = None, *, buffer_size: int = 2, unsupported: Literal["keep", "raise"] = "keep"
 ) -> LoaderOnDevice: ...
 
 
@@ -35,7 +35,7 @@ def device_put(
     device: Any = None,
     *,
     buffer_size: int = 2,
-    unsupported: Literal["keep", "refuse"] = "keep",
+    unsupported: Literal["keep", "raise"] = "keep",
 ) -> IterDataset[Any] | LoaderOnDevice:
     """The elements of a dataset or a loader as arrays on accelerators. For a dataset it is `ds.to_device(device)`.
 
@@ -46,7 +46,7 @@ def device_put(
       ds: elements that are trees of arrays.
       device: a device, a sharding, or a tree of them; by default JAX's default device.
       buffer_size: how many elements wait on the device, besides the one in use.
-      unsupported: what becomes of leaves that JAX cannot hold: "keep" leaves them on the host, "refuse" raises.
+      unsupported: what becomes of leaves that JAX cannot hold: "keep" leaves them on the host, "raise" raises.
 
     >>> import jax
     >>> import bushel

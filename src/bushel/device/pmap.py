@@ -47,7 +47,7 @@ def for_pmap(
     where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("device"))
     rows = _LeadingAxis(global_arrays.rows_for(stream._node, where, remainder))
     checks.not_negative(buffer_size, "buffer_size")
-    return IterPipeline(streams.ToDevice(stream._node, where, buffer_size, "refuse", rows))
+    return IterPipeline(streams.ToDevice(stream._node, where, buffer_size, "raise", rows))
 
 
 class _LeadingAxis:

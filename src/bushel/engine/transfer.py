@@ -263,7 +263,7 @@ def make_put(where: Any, unsupported: str) -> Put:
 
     Args:
       where: a device, a sharding, or a tree of these as `jax.device_put` takes it.
-      unsupported: what to do with leaves that JAX cannot hold: "keep" leaves them on the host, "refuse" raises.
+      unsupported: what to do with leaves that JAX cannot hold: "keep" leaves them on the host, "raise" raises.
     """
     import jax
 
@@ -275,7 +275,7 @@ def make_put(where: Any, unsupported: str) -> Put:
             return rebuild([array_put(leaf) for leaf in leaves])
         if all(map(fits_in_jax, leaves)):
             return jax.device_put(element, where)
-        if unsupported == "refuse":
+        if unsupported == "raise":
             raise TypeError(_describe_misfits(element))
         # A None is not a leaf for JAX, so `where` may still be a tree of shardings.
         moved = jax.device_put(jax.tree.map(lambda leaf: leaf if fits_in_jax(leaf) else None, element), where)

@@ -85,8 +85,7 @@ def _is_stage(entry: Any) -> bool:
 
 def check_ending(when_exhausted: str) -> None:
     """Raises if the word for the end of a mixture is not one of the three."""
-    if when_exhausted not in ("stop", "restart", "continue"):
-        raise ValueError(f'when_exhausted must be "stop", "restart" or "continue", got {when_exhausted!r}.')
+    checks.choice(when_exhausted, ("stop", "restart", "continue"), "when_exhausted")
 
 
 def mix_exactly(

@@ -54,8 +54,7 @@ def check_options(length: Any, strategy: str, window: Any, seed: Any, max_sequen
         length = {str(name): checks.positive(size, f"The length of rows of {name!r}") for name, size in length.items()}
     else:
         length = checks.positive(length, "The length of a row")
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}.")
+    checks.choice(strategy, STRATEGIES, "strategy")
     if max_sequences is not None:
         max_sequences = checks.positive(max_sequences, "max_sequences")
         if strategy == "concat_split":

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bushel.base import checks
+
 STRATEGIES = ("first_fit", "best_fit")
 
 
@@ -55,8 +57,7 @@ class Bins:
         alignments: Sequence[int] | np.ndarray | None = None,
         most: int | None = None,
     ):
-        if strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}.")
+        checks.choice(strategy, STRATEGIES, "strategy")
         self._capacities = np.asarray(capacities, dtype=np.int64)
         self._count = count
         self._best = strategy == "best_fit"

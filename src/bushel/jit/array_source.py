@@ -17,6 +17,7 @@ from bushel.base.private_blocks import own_each
 from bushel.jit import record_order
 from bushel.jit.device_columns import get_row_spec, is_column, make_columns, take_rows
 from bushel.jit.pytree import build, child, pytree_dataclass, set_attributes
+from bushel.jit.record_order import Ordering
 from bushel.jit.record_source import RecordSource
 from bushel.jit.source import Address, Tree
 
@@ -53,7 +54,7 @@ class ArraySource(RecordSource):
         seed="Write `loader.init_state(seed)`.",
         batch_size="Write `DataLoader([source, BatchTransform({0})])`.",
     )
-    def __init__(self, data: Tree, ordering: str = "shuffle", *, where: Any = None, weights: Any = None):
+    def __init__(self, data: Tree, ordering: Ordering = "shuffle", *, where: Any = None, weights: Any = None):
         columns, length = make_columns(data)
         if weights is not None and where is not None:
             raise ValueError("Give where= or weights=, not both: a weight of zero leaves a record out.")

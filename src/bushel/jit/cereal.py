@@ -5,8 +5,9 @@ Names that only `bushel.jit` has are not repeated here.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+from bushel.base import checks
 from bushel.jit import common_transforms
 from bushel.jit.array_source import ArraySource as ArraySampleSource
 from bushel.jit.array_source import dataset_to_jax
@@ -21,6 +22,7 @@ from bushel.jit.datasets.image_datasets import CIFAR10Dataset, MNISTDataset
 from bushel.jit.gymnax_source import GymnaxSource, set_loader_policy_state, set_source_policy_state
 from bushel.jit.host_callbacks import DiskSource as DiskSampleSource
 from bushel.jit.host_callbacks import HostCallbackTransform
+from bushel.jit.record_order import Ordering
 from bushel.jit.source import Source
 
 
@@ -42,7 +44,14 @@ class BatchTransform(common_transforms.BatchTransform):
 class MNISTDiskSource(DiskSampleSource):
     """MNIST, read from its files image by image."""
 
-    def __init__(self, split: str = "train", prefetch_size: int = 64, cache_dir: Any = None, ordering: str = "shuffle"):
+    def __init__(
+        self,
+        split: Literal["train", "test"] = "train",
+        prefetch_size: int = 64,
+        cache_dir: Any = None,
+        ordering: Ordering = "shuffle",
+    ):
+        checks.choice(ordering, Ordering, "ordering")  # before anything is downloaded
         length, read_example = MNISTDataset.open_images(split, cache_dir)
         super().__init__(length, read_example, None, ordering, prefetch_size)
 

@@ -21,7 +21,6 @@ from bushel.jit.transform_base import ElementTransform, Transform, check_callabl
 from bushel.jit.uint32 import LIMIT
 
 Remainder = Literal["pad", "drop", "wrap"]
-_REMAINDERS = ("pad", "drop", "wrap")
 
 
 @explains_creation(
@@ -61,8 +60,7 @@ class BatchTransform(Transform):
                 "Inside jit all batches have one shape, so a shorter last batch cannot be kept. Write "
                 'remainder="pad": rows of zeros fill it, with False in the mask.'
             )
-        if self.remainder not in _REMAINDERS:
-            raise ValueError(f"remainder must be one of {', '.join(_REMAINDERS)}; got {self.remainder!r}.")
+        checks.choice(self.remainder, Remainder, "remainder")
 
     def __call__(self, inner: Source) -> Source:
         length = inner.steps_per_epoch
@@ -267,12 +265,13 @@ class TimeSeriesBatchTransform(ElementTransform):
     """
 
     sequence_key: str = "context"
-    mode: str = "batched"
+    mode: Literal["batched", "packed"] = "batched"
     sequence_start_key: str = "sequence_start"
 
+    def __post_init__(self) -> None:
+        checks.choice(self.mode, ("batched", "packed"), "mode")
+
     def check(self, spec: Tree) -> None:
-        if self.mode not in ("batched", "packed"):
-            raise ValueError(f"mode must be 'batched' or 'packed', got {self.mode!r}.")
         leaf = get_entry_spec(spec, self.sequence_key, "TimeSeriesBatchTransform")
         if len(leaf.shape) < 2:
             raise ValueError(

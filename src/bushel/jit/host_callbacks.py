@@ -21,7 +21,7 @@ from jax.experimental import io_callback
 from bushel.base import checks, trees
 from bushel.index import seeds, shuffle
 from bushel.jit.pytree import child, pytree_dataclass, set_attributes
-from bushel.jit.record_order import RecordOrder, make_order
+from bushel.jit.record_order import Ordering, RecordOrder, make_order
 from bushel.jit.record_source import RecordSource
 from bushel.jit.source import Address, Tree, stack_spec
 from bushel.jit.transform_base import ElementTransform, check_callable
@@ -56,7 +56,7 @@ class DiskSource(RecordSource):
         length: int,
         sample_fn: Callable[[int], Tree],
         sample_spec: Tree = None,
-        ordering: str = "shuffle",
+        ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
     ):
         length = checks.positive(length, "length")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -88,12 +88,11 @@ class RandomCropTransform(ImageAugmentation):
 
     padding: int = 4
     image_key: str = "image"
-    mode: str = "constant"
+    mode: Literal["constant", "reflect"] = "constant"
 
     def __post_init__(self) -> None:
         checks.positive(self.padding, "padding")
-        if self.mode not in ("constant", "reflect"):
-            raise ValueError(f"mode must be 'constant' or 'reflect', got {self.mode!r}.")
+        checks.choice(self.mode, ("constant", "reflect"), "mode")
 
     def change(self, image: jax.Array, key: jax.Array) -> jax.Array:
         border = [(self.padding, self.padding)] * 2 + [(0, 0)] * (image.ndim - 2)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from bushel.index import mix, shuffle
 from bushel.jit.pytree import Pytree, child, pytree_dataclass
 from bushel.jit.source import EpochTables
 from bushel.jit.uint32 import LIMIT, derive_seed, multiply_divide
+
+Ordering = Literal["sequential", "shuffle"]
 
 TABLE_BELOW = 1 << 12
 """Below this length an epoch's permutation is a table: computing single entries takes too many steps there.
@@ -178,7 +180,7 @@ def permute_growing(position: Any, *, length: Any, seed: Any) -> jax.Array:
     )
 
 
-def make_order(ordering: str, length: int) -> RecordOrder:
+def make_order(ordering: Ordering, length: int) -> RecordOrder:
     """Return the order that the user asked for by name.
 
     >>> make_order("shuffle", 10).length
@@ -188,14 +190,13 @@ def make_order(ordering: str, length: int) -> RecordOrder:
         raise ValueError(f"Inside jit a source can have at most 2**31 elements, got {length}.")
     if length < 1:
         raise ValueError("A source needs at least one element, got none.")
+    checks.choice(ordering, Ordering, "ordering")
     if ordering == "sequential":
         return Sequential(length)
-    if ordering == "shuffle":
-        return Shuffled(length)
-    raise ValueError(f"ordering must be 'sequential' or 'shuffle', got {ordering!r}.")
+    return Shuffled(length)
 
 
-def make_filtered_order(ordering: str, mask: Any, length: int) -> Filtered:
+def make_filtered_order(ordering: Ordering, mask: Any, length: int) -> Filtered:
     """Return the order of the records where `mask` is True."""
     mask = np.asarray(mask)
     if mask.dtype != np.bool_ or mask.shape != (length,):

@@ -6,7 +6,7 @@ Draws by priority are in prioritised_buffer.py, sequences of steps in trajectory
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,12 +43,11 @@ class ReplayBuffer:
     """
 
     capacity: int
-    write: str = "fifo"
+    write: Literal["fifo", "reservoir"] = "fifo"
 
     def __post_init__(self) -> None:
         checks.positive(self.capacity, "capacity")
-        if self.write not in ("fifo", "reservoir"):
-            raise ValueError(f"write must be 'fifo' or 'reservoir', got {self.write!r}.")
+        checks.choice(self.write, ("fifo", "reservoir"), "write")
 
     def init(self, example: Tree) -> ReplayState:
         """Return an empty buffer for items like `example`, which may also be a tree of `jax.ShapeDtypeStruct`."""
@@ -160,20 +159,20 @@ class BufferTransform(Transform):
     capacity: int
     prefill: int
     sample_size: int = 1
-    mode: str = "sequential"
-    write_mode: str = "fifo"
+    mode: Literal["sequential", "shuffled"] = "sequential"
+    write_mode: Literal["fifo", "reservoir"] = "fifo"
 
     def __post_init__(self) -> None:
         checks.positive(self.prefill, "prefill")
         checks.positive(self.sample_size, "sample_size")
+        checks.choice(self.write_mode, ("fifo", "reservoir"), "write_mode")
         ReplayBuffer(self.capacity, self.write_mode)
         if not self.sample_size <= self.prefill <= self.capacity:
             raise ValueError(
                 f"A buffer needs sample_size <= prefill <= capacity, got {self.sample_size}, {self.prefill} and "
                 f"{self.capacity}."
             )
-        if self.mode not in ("sequential", "shuffled"):
-            raise ValueError(f"mode must be 'sequential' or 'shuffled', got {self.mode!r}.")
+        checks.choice(self.mode, ("sequential", "shuffled"), "mode")
 
     def __call__(self, inner: Source) -> Source:
         return BufferedStream(inner, self)

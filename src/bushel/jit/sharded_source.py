@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bushel.index import shuffle
 from bushel.jit.device_columns import Column, count_rows, get_row_spec, take_rows
 from bushel.jit.pytree import child, pytree_dataclass, set_attributes
-from bushel.jit.record_order import TABLE_BELOW, RecordOrder, compute_permutations, make_order
+from bushel.jit.record_order import TABLE_BELOW, Ordering, RecordOrder, compute_permutations, make_order
 from bushel.jit.record_source import RecordSource
 from bushel.jit.source import Address, EpochTables, Tree
 from bushel.jit.uint32 import derive_seed, to_uint32
@@ -87,7 +87,7 @@ class ShardedSource(RecordSource):
     exchange: bool
 
     def __init__(
-        self, data: Tree, mesh: Mesh, axis: str = "data", ordering: str = "shuffle", *, exchange: bool = False
+        self, data: Tree, mesh: Mesh, axis: str = "data", ordering: Ordering = "shuffle", *, exchange: bool = False
     ):
         if axis not in mesh.shape:
             raise ValueError(f"The mesh has the axes {list(mesh.shape)}, not {axis!r}.")

@@ -11,7 +11,7 @@ import numpy as np
 from bushel.base import checks
 from bushel.jit.device_columns import get_row_spec, make_columns, take_rows
 from bushel.jit.pytree import child, pytree_dataclass, set_attributes
-from bushel.jit.record_order import RecordOrder, make_order
+from bushel.jit.record_order import Ordering, RecordOrder, make_order
 from bushel.jit.record_source import RecordSource
 from bushel.jit.source import Address, Tree, stack_spec
 
@@ -64,7 +64,7 @@ class WindowSource(RecordSource):
         stride: int = 1,
         episode_lengths: Any = None,
         partial: bool = False,
-        ordering: str = "shuffle",
+        ordering: Ordering = "shuffle",
     ):
         length, stride = checks.positive(length, "length"), checks.positive(stride, "stride")
         columns, count = make_columns(data)

@@ -12,7 +12,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -53,6 +53,8 @@ _WRITERS: dict[str, tuple[Callable[[str, bool], record_writers.Writer], bool]] =
 }
 FORMATS = (*_WRITERS, "jsonl", "txt")
 """The formats that can be read."""
+WrittenFormat = Literal["array_record", "tfrecord", "bag", "bagz", "parquet"]
+SourceFormat = Literal["array_record", "tfrecord", "bag", "bagz", "parquet", "jsonl", "txt"]
 
 RunAll = Callable[[Sequence[conversion_workers.Job], int, Callable[[int], None]], None]
 """Runs jobs with so many workers, and calls a function now and then with how much is done."""
@@ -227,8 +229,8 @@ def convert(
     sources: Path | Sequence[Path],
     target: Path,
     *,
-    format: str | None = None,
-    source_format: str | None = None,
+    format: WrittenFormat | None = None,
+    source_format: SourceFormat | None = None,
     shards: int = 1,
     workers: int | None = None,
     verify: bool = True,
@@ -368,8 +370,7 @@ def _format_of_target(text: str, given: str | None) -> str | None:
     named = _format_of_name(text)
     if given is None:
         return named if named in _WRITERS and not text.endswith(".gz") else None
-    if given not in _WRITERS:
-        raise ValueError(f"format must be one of {', '.join(_WRITERS)}; got {given!r}.")
+    checks.choice(given, _WRITERS, "format")
     if named in FORMATS and named != given:
         raise ValueError(f"{redact.show(text)} has the ending of {named}, but format is {given}: choose another name.")
     return given
@@ -377,9 +378,7 @@ def _format_of_target(text: str, given: str | None) -> str | None:
 
 def _format_of_sources(paths: list[str], given: str | None) -> str:
     if given is not None:
-        if given not in FORMATS:
-            raise ValueError(f"source_format must be one of {', '.join(FORMATS)}, got {given!r}.")
-        return given
+        return checks.choice(given, FORMATS, "source_format")
     kinds: set[str] = set()
     for path in paths:
         kind = _format_of_name(path)

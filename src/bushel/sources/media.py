@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import re
 import struct
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.errors import TooLarge
 from bushel.sources.optional_packages import import_package
 from bushel.sources.size_limits import check_pixels, check_record
@@ -22,7 +23,15 @@ _UNKNOWN = 0x7FFF_F000  # a size from here on means "until the end": the writer 
 _LAST_PAGE = 4
 
 
-def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
+ImageMode = Literal[
+    "1", "CMYK", "F", "HSV", "I", "I;16", "I;16B", "I;16L", "I;16N", "L", "LA", "La", "LAB", "P", "PA", "RGB", "RGBA",
+    "RGBa", "RGBX", "YCbCr",
+]  # fmt: skip
+"""The modes of Pillow."""
+AudioType = Literal["float32", "float64", "int16", "int32"]
+
+
+def decode_image(data: bytes, mode: ImageMode | None = "RGB") -> np.ndarray:
     """Decodes an image to a uint8 array of height x width x channels.
 
     JPEG files are decoded by simplejpeg if it is installed, other formats by Pillow. Images of 16 bits, 32 bits or
@@ -55,8 +64,8 @@ def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
             except ValueError as error:
                 raise ValueError(f"These {len(data)} bytes are not a complete JPEG image: {error}") from error
     images = import_package("PIL.Image", "image", "Images")
-    if mode is not None and mode not in images.MODES:
-        raise ValueError(f"mode must be one of {', '.join(map(repr, images.MODES))}, or None, got {mode!r}.")
+    if mode is not None:
+        checks.choice(mode, images.MODES, "mode")
     try:
         with images.open(io.BytesIO(data)) as image:
             check_image(image)
@@ -104,7 +113,7 @@ def _is_halved(image: Any) -> bool:
     )
 
 
-def decode_audio(data: bytes, dtype: str = "float32") -> tuple[np.ndarray, int]:
+def decode_audio(data: bytes, dtype: AudioType = "float32") -> tuple[np.ndarray, int]:
     """Decodes a sound (WAV, FLAC, OGG, MP3) with soundfile. Returns samples (frames x channels) and the sample rate.
 
     A sound that was cut short is an error, except in files that do not state their length: some MP3 files, and WAV and
@@ -118,6 +127,7 @@ def decode_audio(data: bytes, dtype: str = "float32") -> tuple[np.ndarray, int]:
     ((800, 2), 16000)
     """
     _check_bytes(data, "decode_audio", "a sound file")
+    checks.choice(dtype, AudioType, "dtype")
     soundfile: Any = import_package("soundfile", "audio", "Sounds")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as sound:

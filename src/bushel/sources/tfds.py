@@ -22,7 +22,7 @@ from bushel.base.state_names import in_states
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.decompression import decompress_zlib
 from bushel.sources.file_access import open_file
-from bushel.sources.media import decode_image
+from bushel.sources.media import ImageMode, decode_image
 from bushel.sources.paths import Options, Path, expand_path
 from bushel.sources.record_files import RecordSource
 from bushel.sources.tf_example import decode_example
@@ -264,7 +264,7 @@ class _Bytes(_Leaf):
 
 @dataclasses.dataclass(frozen=True)
 class _Image(_Leaf):
-    mode: str | None
+    mode: ImageMode | None
 
     def decode_one(self, values: Any) -> np.ndarray:
         return decode_image(values[0], self.mode)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.host_augmentations import change_image
 from bushel.trajectory.image_operations import Array, Operation, make_operations
 from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_jax, is_traced
@@ -20,7 +20,7 @@ def draw_parameters(
     augment_order: Sequence[str],
     *,
     rng: Rng = None,
-    compat: str | None = None,
+    compat: Compat | None = None,
     **augment_kwargs: Any,
 ) -> list[Any]:
     """One parameter for each operation of `augment_order`. `augment_image` takes them as `parameters`.
@@ -60,7 +60,7 @@ def augment_image(
     *,
     rng: Rng = None,
     parameters: Sequence[Any] | None = None,
-    compat: str | None = None,
+    compat: Compat | None = None,
     **augment_kwargs: Any,
 ) -> Any:
     """An image after the random changes of `augment_order`, one after another, each clipped to black and white.

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
 
-def is_faithful(compat: str | None) -> bool:
+from bushel.base import checks
+
+Compat = Literal["crossformer"]
+
+
+def is_faithful(compat: Compat | None) -> bool:
     """True for "crossformer", which reproduces the original's faults, and False for None.
 
     >>> is_faithful(None), is_faithful("crossformer")
@@ -14,5 +20,6 @@ def is_faithful(compat: str | None) -> bool:
     if compat == "crossformer":
         return True
     raise ValueError(
-        f"compat must be None (correct values) or 'crossformer' (the original's values and faults), got {compat!r}."
+        "compat must be None (correct values) or 'crossformer' (the original's values and faults), "
+        f"got {compat!r}.{checks.suggest(compat, get_args(Compat))}"
     )

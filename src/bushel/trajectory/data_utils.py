@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from bushel.base import checks
 from bushel.base.errors import BushelError
 from bushel.base.state_names import in_states
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_text, is_traced, running_max, take_rows
 
 __all__ = [
@@ -159,7 +159,7 @@ def fnmatch_filter(template: str, xs: Iterable[str]) -> list[str]:
     return [x for x in xs if fnmatch.fnmatch(x, template)]
 
 
-def matching_key(names: Iterable[str], key_template: str, draw: float, *, compat: str | None = None) -> str:
+def matching_key(names: Iterable[str], key_template: str, draw: float, *, compat: Compat | None = None) -> str:
     """One of the names that match a pattern, by a draw from [0, 1). All of them are equally likely.
 
     With `compat="crossformer"` the last of several is never chosen.
@@ -171,7 +171,7 @@ def matching_key(names: Iterable[str], key_template: str, draw: float, *, compat
     return choices[int(draw * len(choices))]
 
 
-def _list_matches(names: Iterable[str], key_template: str, compat: str | None) -> list[str]:
+def _list_matches(names: Iterable[str], key_template: str, compat: Compat | None) -> list[str]:
     names = list(names)
     matches = fnmatch_filter(key_template, names)
     if not matches:
@@ -180,7 +180,7 @@ def _list_matches(names: Iterable[str], key_template: str, compat: str | None) -
 
 
 def sample_match_keys_uniform(
-    d: Mapping[str, Any], key_template: str, *, rng: Rng = None, compat: str | None = None
+    d: Mapping[str, Any], key_template: str, *, rng: Rng = None, compat: Compat | None = None
 ) -> Any:
     """The value of a key that is drawn from the keys that match a pattern.
 
@@ -265,7 +265,7 @@ def rel2abs_gripper_actions(actions: Any) -> Any:
     return xp.where(last < 0, first, opens[last]).astype(np.float32)
 
 
-def rel_open_or_closed(actions: Any, *, compat: str | None = None) -> Any:
+def rel_open_or_closed(actions: Any, *, compat: Compat | None = None) -> Any:
     """The gripper's first state, from relative actions (below -0.001 closes, above 0.001 opens): 1 open, 0 closed.
 
     A gripper that never moves was open. With `compat="crossformer"` it is always 0.
@@ -332,7 +332,7 @@ def moving(actions: Any, *, at_rest: ArrayLike = 0.0, dims: int = 6, tolerance: 
 
 
 def combine_dataset_statistics(
-    all_dataset_statistics: Sequence[Mapping[str, Any]], *, compat: str | None = None
+    all_dataset_statistics: Sequence[Mapping[str, Any]], *, compat: Compat | None = None
 ) -> Tree:
     """The statistics of several data sets together: mean, std, min and max of actions and proprioception.
 
@@ -382,7 +382,7 @@ def _has_moments(value: Any) -> bool:
     return isinstance(value, Mapping) and {"mean", "std"} <= set(value)
 
 
-def allocate_threads(n: int | None, weights: ArrayLike, *, compat: str | None = None) -> np.ndarray:
+def allocate_threads(n: int | None, weights: ArrayLike, *, compat: Compat | None = None) -> np.ndarray:
     """`n` threads divided by weight, at least one for each weight above zero. If `n` is None: None for each.
 
     With `compat="crossformer"` and no `n` the result is -1 for each, which means "choose" in TensorFlow.
@@ -390,9 +390,9 @@ def allocate_threads(n: int | None, weights: ArrayLike, *, compat: str | None = 
     >>> allocate_threads(8, [0.9, 0.05, 0.05]).tolist()
     [6, 1, 1]
     """
-    shares = np.array(weights, float)
+    shares, faithful = np.array(weights, float), is_faithful(compat)
     if n is None:
-        return np.full(len(shares), -1) if is_faithful(compat) else np.full(len(shares), None, object)
+        return np.full(len(shares), -1) if faithful else np.full(len(shares), None, object)
     left = checks.integer(n, "The number of threads")
     if not np.all(np.isfinite(shares) & (shares >= 0)) or not shares.any():
         raise ValueError(f"Weights must not be negative and not all be zero, got {shares.tolist()}.")

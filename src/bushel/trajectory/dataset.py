@@ -20,9 +20,10 @@ from bushel.base.hints import explains_arguments
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions, WorkerOptions, read_workers
 from bushel.base.state_names import in_states
 from bushel.base.written import Written
-from bushel.dataset import IterDataset, MapDataset, WithOptionsIterDataset
+from bushel.dataset import Dataset, IterDataset, MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
 from bushel.trajectory import single_pass
+from bushel.trajectory.compat import Compat
 from bushel.trajectory.dataset_parts import OnFrames, OnTrajectories, OpaquePart, Part, TablePart, flatten_opaque
 from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.episodes import Episodes
@@ -61,7 +62,7 @@ class TrajectoryDataset:
         threads: int = 0,
         operations: Sequence[OnFrames | OnTrajectories] = (),
         statistics: Any = None,
-        compat: str | None = None,
+        compat: Compat | None = None,
         options: DatasetOptions | None = None,
     ):
         self._parts: tuple[Part, ...] = tuple(parts)
@@ -71,8 +72,10 @@ class TrajectoryDataset:
         self.is_flattened = flattened
         self.dataset_statistics: Any = statistics
         """The statistics of actions and proprioception. A mixture has them by the names of its data sets."""
-        known = {part.samples.compat if isinstance(part, TablePart) else compat for part in self._parts}
-        self.compat: str | None = known.pop() if len(known) == 1 else None
+        known: set[Compat | None] = {
+            part.samples.compat if isinstance(part, TablePart) else compat for part in self._parts
+        }
+        self.compat: Compat | None = known.pop() if len(known) == 1 else None
         """The `compat` argument that all parts were built with; None if they differ."""
 
     def _replace(self, parts: Sequence[Part] | None = None, **changes: Any) -> TrajectoryDataset:
@@ -408,16 +411,17 @@ class TrajectoryDataset:
         return self.iterator()
 
     @explains_arguments("Write `ds.iterator(workers=4)`.", num_workers="Write `workers={0}`.")
-    def iterator(self, prefetch: int = 0, *, workers: int | WorkerOptions | None = 0) -> DatasetIterator[Any]:
+    def iterator(self, prefetch: int = 0, *, workers: int | WorkerOptions | None = None) -> DatasetIterator[Any]:
         """An iterator with `get_state` and `set_state`.
 
         Args:
           prefetch: how many elements a thread computes ahead, as in dlimp.
-          workers: number of worker processes; or their options, also those of actors of a Ray cluster. None lets the
-            library choose the number. The output is the same for any number.
+          workers: number of worker processes; or their options, also those of actors of a Ray cluster. By default this
+            process computes the elements. With `MultiprocessingOptions(num_workers=None)` Bushel measures how many
+            workers help. The output is the same for any number.
         """
         stream = self._as_stream(prefetch)
-        chosen = read_workers(workers) or MultiprocessingOptions(num_workers=None)
+        chosen = read_workers(workers) or MultiprocessingOptions()
         return iter(stream if chosen.num_workers == 0 else single_pass.prefetch(stream, chosen))
 
     def _as_stream(self, prefetch: int = 0) -> IterDataset[Any]:
@@ -462,7 +466,7 @@ class TrajectoryDataset:
         device: Any = None,
         *,
         buffer_size: int = 2,
-        unsupported: Literal["keep", "refuse"] = "keep",
+        unsupported: Literal["keep", "raise"] = "keep",
         remainder: Literal["drop", "pad"] | None = None,
     ) -> IterDataset[Any]:
         """The elements in order, as arrays on accelerators: see `IterDataset.to_device`."""
@@ -492,9 +496,8 @@ class TrajectoryDataset:
 @functools.cache
 def _methods_of_map_datasets() -> dict[str, str]:
     """What to write for the methods of a MapDataset that a TrajectoryDataset has not."""
-    return {
-        name: f"Write `ds.dataset.{name}(...)`: that is a MapDataset." for name in vars(MapDataset) if name[0] != "_"
-    }
+    names = [name for kind in (MapDataset, Dataset) for name in vars(kind) if name[0] != "_"]
+    return {name: f"Write `ds.dataset.{name}(...)`: that is a MapDataset." for name in names}
 
 
 # The identity in saved states holds the code of the next two functions: after a change of it the states of older runs

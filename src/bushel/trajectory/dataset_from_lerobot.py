@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from bushel.base import checks
 from bushel.trajectory.config_values import accept_configs
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
@@ -32,5 +33,6 @@ def make_dataset_from_lerobot(
         without "observation.": `image_obs_keys={"primary": "images.front"}`, `proprio_obs_keys={"arm": "state"}`. The
         text of the task is `language_key="language_instruction"`.
     """
+    checks.choice(on_error, BadEpisodes, "on_error")
     options = {"tolerance_s": tolerance_s, "on_error": on_error}
     return make_dataset_from_rlds(name, data_dir, train=train, format="lerobot", format_options=options, **arguments)

@@ -24,16 +24,16 @@ from bushel.dataset import MapDataset
 from bushel.sources.paths import expand_path, get_cache_folder, is_url
 from bushel.state.digest import whole_digest
 from bushel.trajectory import episodes as tables
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.config_values import accept_configs, as_mapping, refuse_unknown
 from bushel.trajectory.data_utils import BadTrajectory, flatten_tree, nest_leaves
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.dataset_parts import count_steps
 from bushel.trajectory.episode_builder import EpisodeBuilder, EpisodeSource
-from bushel.trajectory.episode_formats import open_episodes
+from bushel.trajectory.episode_formats import EpisodeFormat, open_episodes
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.module_spec import Function, identify_function, list_functions, load_function
-from bushel.trajectory.normalization import NormalizationType
+from bushel.trajectory.normalization import NormalizationType, Scaling, read_normalization_type
 from bushel.trajectory.numpy_or_jax import to_numpy
 from bushel.trajectory.samples import Normalize, Samples
 from bushel.trajectory.single_pass import iterate_once
@@ -227,7 +227,7 @@ def make_dataset_from_rlds(
     proprio_obs_key: str | None = None,
     state_obs_keys: Sequence[str | None] = (),
     language_key: str | None = None,
-    action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL,
+    action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
     dataset_statistics: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     force_recompute_dataset_statistics: bool = False,
     action_normalization_mask: Sequence[bool] | None = None,
@@ -239,12 +239,12 @@ def make_dataset_from_rlds(
     num_parallel_reads: int | None = None,
     num_parallel_calls: int | None = None,
     seed: int = 0,
-    compat: str | None = None,
+    compat: Compat | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     train_split: str | None = None,
     val_split: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    format: str = "rlds",
+    format: EpisodeFormat = "rlds",
     format_options: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> tuple[TrajectoryDataset, dict[str, Any]]:
@@ -305,6 +305,7 @@ def make_dataset_from_rlds(
         known = [argument for argument in inspect.signature(make_dataset_from_rlds).parameters if argument != "others"]
         refuse_unknown(others, known, f"make_dataset_from_rlds of {name}", "argument")
     cache, seed = _find_cache_folder(cache_dir), checks.seed(seed)
+    kind, faithful = read_normalization_type(action_proprio_normalization_type), is_faithful(compat)
     builder = open_episodes(
         name,
         data_dir,
@@ -348,7 +349,7 @@ def make_dataset_from_rlds(
     proprio += ["proprio"] if restructure.state_obs_keys else []
     if dataset_statistics is None:
         counted = np.arange(len(table))
-        if not is_faithful(compat):
+        if not faithful:
             counted = np.flatnonzero(np.isin(numbers, _find_positions(builder, training, name)))
         try:
             statistics = get_dataset_statistics(
@@ -369,7 +370,7 @@ def make_dataset_from_rlds(
     else:
         statistics = load_statistics(dataset_statistics)
     statistics = _make_arrays(statistics)
-    kind, scaled = NormalizationType(action_proprio_normalization_type), {"action", *proprio} - set(skip_norm_keys)
+    scaled = {"action", *proprio} - set(skip_norm_keys)
     needed = (set() if skip_norm else scaled) | ({"action"} if action_normalization_mask is not None else set())
     for entry in sorted(needed - set(statistics)):
         raise ValueError(

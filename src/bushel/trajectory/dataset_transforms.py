@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from bushel.base.errors import BushelWarning
 from bushel.base.state_names import in_states
 from bushel.dataset import MapDataset
 from bushel.trajectory import goal_relabeling, task_augmentation
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.config_values import accept_configs, as_mapping
 from bushel.trajectory.data_utils import Tree
 from bushel.trajectory.dataset import TrajectoryDataset
@@ -36,7 +36,7 @@ def apply_trajectory_transforms(
     dataset: TrajectoryDataset,
     *,
     train: bool,
-    goal_relabeling_strategy: str | None = None,
+    goal_relabeling_strategy: Literal["uniform"] | None = None,
     goal_relabeling_kwargs: Mapping[str, Any] | None = None,
     window_size: int = 1,
     override_window_size: int | None = None,
@@ -45,7 +45,7 @@ def apply_trajectory_transforms(
     skip_unlabeled: bool = False,
     max_action: float | None = None,
     max_proprio: float | None = None,
-    task_augment_strategy: str | None = None,
+    task_augment_strategy: TaskStrategy | None = None,
     task_augment_kwargs: Mapping[str, Any] | None = None,
     max_action_dim: int | None = None,
     max_proprio_dim: int | None = None,
@@ -53,7 +53,7 @@ def apply_trajectory_transforms(
     num_parallel_calls: int | None = None,
     head_to_dataset: Mapping[str, Sequence[str]] | None = None,
     frame_filter: Function | None = None,
-    compat: str | None = None,
+    compat: Compat | None = None,
 ) -> TrajectoryDataset:
     """Turns trajectories into samples: filters, goals, windows of observations, chunks of actions, masks.
 
@@ -133,6 +133,9 @@ def _check_layout(columns: Mapping[str, Any], transformed: bool) -> None:
             )
 
 
+TaskStrategy = Literal["delete_task_conditioning", "rephrase_instruction", "delete_and_rephrase"]
+
+
 def _parse_goal_strategy(strategy: str | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     if strategy is None:
         return {}
@@ -140,7 +143,7 @@ def _parse_goal_strategy(strategy: str | None, kwargs: Mapping[str, Any]) -> dic
     return {"relabel_goals": True, **kwargs}
 
 
-def _parse_task_strategy(strategy: str | None, kwargs: Mapping[str, Any], compat: str | None) -> dict[str, Any]:
+def _parse_task_strategy(strategy: str | None, kwargs: Mapping[str, Any], compat: Compat | None) -> dict[str, Any]:
     if strategy is None:
         return {}
     takes = {
@@ -163,8 +166,7 @@ def _check_strategy(
     strategy: str, module: Any, names: tuple[str, ...], given: Mapping[str, Any], takes: set[str], needed: bool = False
 ) -> None:
     where = module.__name__.rpartition(".")[2]
-    if strategy not in names:
-        raise ValueError(f"{where} has no strategy {strategy!r}; there is {', '.join(map(repr, names))}.")
+    checks.choice(strategy, names, f"The strategy of {where}")
     if set(given) - takes or (needed and takes - set(given)):
         raise ValueError(f"{where}: {strategy} takes {sorted(takes)}, got {sorted(given)}.")
 
@@ -230,7 +232,7 @@ class FrameTransforms:
     depth_resize_size: Any
     image_dropout_prob: float
     image_dropout_keep_key: str | None
-    compat: str | None
+    compat: Compat | None
 
     def __call__(self, frame: Tree, rng: np.random.Generator) -> Tree:
         seed = int(rng.integers(1 << 63))
@@ -274,7 +276,7 @@ def apply_frame_transforms(
     image_dropout_keep_key: str | None = None,
     num_parallel_calls: int | None = None,
     seed: int = 0,
-    compat: str | None = None,
+    compat: Compat | None = None,
 ) -> TrajectoryDataset:
     """Decodes and resizes the images of each frame. For training it also drops some images and augments the others.
 

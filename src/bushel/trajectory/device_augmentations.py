@@ -8,7 +8,7 @@ from typing import Any
 
 from bushel.sources.optional_packages import import_package
 from bushel.trajectory.augmentations import change, draw
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.image_operations import Operation, make_operations
 
 
@@ -19,7 +19,7 @@ def augment_images(
     *,
     mask: Any = None,
     parameters: Sequence[Any] | None = None,
-    compat: str | None = None,
+    compat: Compat | None = None,
     **augment_kwargs: Any,
 ) -> Any:
     """A batch of images after random changes, with draws of its own for each sample. May be called inside `jax.jit`.

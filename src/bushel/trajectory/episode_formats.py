@@ -6,8 +6,9 @@ import importlib
 import inspect
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
+from bushel.base import checks
 from bushel.base.hints import explains_arguments
 from bushel.sources.paths import Options, Path
 from bushel.trajectory.config_values import as_mapping, refuse_unknown
@@ -22,7 +23,8 @@ _OPENERS = {
 }
 """Functions of (name, data_dir, storage_options) and options of the format. They are imported when one is needed."""
 
-FORMATS = tuple(_OPENERS)
+EpisodeFormat = Literal["rlds", "robomimic", "aloha", "npz", "lerobot"]
+FORMATS: tuple[EpisodeFormat, ...] = get_args(EpisodeFormat)
 """The names of the formats."""
 
 
@@ -31,7 +33,7 @@ def open_episodes(
     name: str,
     data_dir: Path,
     *,
-    format: str = "rlds",
+    format: EpisodeFormat = "rlds",
     storage_options: Options | None = None,
     format_options: Mapping[str, Any] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -70,8 +72,7 @@ _COMMON = ("name", "data_dir", "storage_options")
 
 def check_format(format: Any, name: str) -> None:
     """Raises ValueError if there is no such format."""
-    if format not in FORMATS:
-        raise ValueError(f"Data set {name!r}: format must be one of {', '.join(FORMATS)}; got {format!r}.")
+    checks.choice(format, FORMATS, f"Data set {name!r}: format")
 
 
 def _load_opener(format: str) -> Any:

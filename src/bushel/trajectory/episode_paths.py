@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any
 
-from bushel.base import redact
+from bushel.base import checks, redact
 from bushel.base.errors import DamagedFile
 from bushel.sources import file_access
 from bushel.sources.folder_listing import Listing, explain_web_folder, file_exists, is_web
@@ -20,7 +20,7 @@ from bushel.sources.output_folders import join_path
 from bushel.sources.paths import Options, expand_path, is_url
 from bushel.sources.tfds_json import read_json
 from bushel.trajectory.episode_builder import EpisodeBuilder
-from bushel.trajectory.episode_formats import FORMATS, open_episodes
+from bushel.trajectory.episode_formats import FORMATS, EpisodeFormat, open_episodes
 
 _HDF5 = (".hdf5", ".h5")
 _INFO = "dataset_info.json"
@@ -82,7 +82,8 @@ def open_path(
         above = place  # one file, with the query of its address
     elif kind == "robomimic" and len(files := Listing(place, options).find(*_HDF5)) == 1:
         above = join_path(place, files[0])
-    return open_episodes(name, above or ".", format=kind, storage_options=options, format_options=format_options)
+    format = checks.choice(kind, EpisodeFormat, "format")
+    return open_episodes(name, above or ".", format=format, storage_options=options, format_options=format_options)
 
 
 def _find_kind_by_listing(folder: Listing) -> str | None:

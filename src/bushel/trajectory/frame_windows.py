@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from bushel.base import checks
 from bushel.base.state_names import in_states
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.numpy_or_jax import get_namespace
 
 
@@ -43,7 +43,7 @@ class Windows:
     window_size: int = 1
     action_horizon: int = 1
     override_window_size: int | None = None
-    compat: str | None = None
+    compat: Compat | None = None
 
     def __post_init__(self) -> None:
         checks.positive(self.window_size, "window_size")

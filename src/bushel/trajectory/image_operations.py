@@ -20,6 +20,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bushel.base import checks
+
 Array = Any
 """An array of NumPy or of JAX."""
 
@@ -236,7 +238,8 @@ def make_operations(augment_order: Sequence[str], **augment_kwargs: Any) -> tupl
     (RandomBrightness(max_delta=0.1),)
     """
     if unknown := [name for name in (*augment_order, *augment_kwargs) if name not in OPERATIONS]:
-        raise ValueError(f"There is no augmentation {unknown[0]!r}. There are {', '.join(OPERATIONS)}.")
+        near = checks.suggest(unknown[0], OPERATIONS)
+        raise ValueError(f"There is no augmentation {unknown[0]!r}. There are {', '.join(OPERATIONS)}.{near}")
     operations = []
     for name in augment_order:
         given = augment_kwargs.get(name, ())

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bushel.base import blocks, tables, trees
+from bushel.base import blocks, checks, tables, trees
 from bushel.base.options import (
     DatasetOptions,
     ExecutionTrackingMode,
@@ -33,8 +33,6 @@ from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.mixture_config import MixtureConfig, choose_backend
 from bushel.trajectory.numpy_or_jax import is_text
 from bushel.trajectory.pipelines import make_interleaved_dataset, make_single_dataset
-
-_ARRAYS = ("numpy", "jax")
 
 
 def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> TrajectoryDataset:
@@ -86,11 +84,11 @@ def get_dataloader(
     *,
     train: bool | None = None,
     batch_size: int | None = None,
-    workers: int | WorkerOptions | None = 0,
+    workers: int | WorkerOptions | None = None,
     arrays: Literal["numpy", "jax"] = "numpy",
     shard_options: ShardOptions | None = None,
     process_text: Any = None,
-    data_backend: str | None = None,
+    data_backend: Literal["bushel", "grain"] | None = None,
     use_grain: bool | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     skip_limit: int | None = None,
@@ -105,9 +103,10 @@ def get_dataloader(
       config: a `MixtureConfig` or a `DatasetConfig`, a dict of fields, or a JSON or YAML file.
       train: for training or for validation; by default as the config says.
       batch_size: rows per batch, over all hosts; by default as in the config.
-      workers: number of worker processes, or options for them; None lets the library choose the number. The hints for
-        threads (`traj_transform_threads`, `traj_read_threads`, `num_parallel_calls`) set the number of prefetching
-        threads, at most one per core.
+      workers: number of worker processes, or options for them. By default this process computes the batches. With
+        `MultiprocessingOptions(num_workers=None)` Bushel measures how many workers help. The hints for threads
+        (`traj_transform_threads`, `traj_read_threads`, `num_parallel_calls`) set the number of prefetching threads, at
+        most one per core.
       arrays: "numpy", or "jax" for `jax.numpy` arrays. Texts are always NumPy arrays, since JAX has none.
       shard_options: which host this is, for example `ShardByJaxProcess()`. The host gets its own rows of each batch.
       process_text: a `TextProcessor`, whose arrays replace `task/language_instruction` (`dataset_name` is then left
@@ -134,11 +133,11 @@ def get_dataloader(
     >>> folder.cleanup()
     """
     asked = {"batch_size": batch_size, "data_backend": choose_backend(data_backend, use_grain)}
+    options = DatasetOptions(on_error=on_error, skip_limit=skip_limit, execution_tracking_mode=execution_tracking_mode)
     chosen = _load_config(config, train, changes | {name: value for name, value in asked.items() if value is not None})
     if chosen.batch_size is None:
         raise ValueError("A loader needs a batch_size, as an argument or in its config.")
-    if arrays not in _ARRAYS:
-        raise ValueError(f"arrays must be one of {', '.join(_ARRAYS)}; got {arrays!r}.")
+    checks.choice(arrays, ("numpy", "jax"), "arrays")
     if chosen.data_backend == "grain":
         import_grain()
         if on_error == "skip":
@@ -151,8 +150,8 @@ def get_dataloader(
         get_dataset(chosen, batch_size=None),
         chosen.batch_size,
         NoSharding() if shard_options is None else shard_options,
-        read_workers(workers) or MultiprocessingOptions(num_workers=None),
-        DatasetOptions(on_error=on_error, skip_limit=skip_limit, execution_tracking_mode=execution_tracking_mode),
+        read_workers(workers) or MultiprocessingOptions(),
+        options,
     )
     return TrajectoryLoader(running, chosen.data_backend, _Finish(process_text, arrays))
 

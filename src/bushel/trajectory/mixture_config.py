@@ -11,17 +11,17 @@ import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from bushel.base import checks, redact, sealed
 from bushel.sources.optional_packages import import_package
 from bushel.trajectory.backends import BACKENDS
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.config_values import as_mapping, make_plain, refuse_unknown, to_json
 from bushel.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
-from bushel.trajectory.episode_formats import check_format
+from bushel.trajectory.episode_formats import EpisodeFormat, check_format
 from bushel.trajectory.module_spec import Function
-from bushel.trajectory.normalization import NormalizationType
+from bushel.trajectory.normalization import NormalizationType, Scaling, read_normalization_type
 from bushel.trajectory.oxe.entry_points import make_oxe_dataset_kwargs, make_oxe_dataset_kwargs_and_weights
 from bushel.trajectory.standard_layout import Keys
 from bushel.trajectory.statements import Statements
@@ -49,7 +49,7 @@ class DatasetConfig:
 
     name: str
     data_dir: str
-    format: str = "rlds"
+    format: EpisodeFormat = "rlds"
     weight: float = 1.0
     train_split: str | None = None
     val_split: str | None = None
@@ -62,7 +62,7 @@ class DatasetConfig:
     proprio_obs_key: str | None = None
     state_obs_keys: Sequence[str | None] = ()
     language_key: str | None = None
-    action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL
+    action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL
     dataset_statistics: Mapping[str, Any] | str | None = None
     force_recompute_dataset_statistics: bool = False
     action_normalization_mask: Sequence[bool] | None = None
@@ -98,7 +98,7 @@ class DatasetConfig:
         )
         if isinstance(self.standardize_fn, (list, tuple)):
             Statements(self.standardize_fn, f"{what}: standardize_fn")
-        scale = NormalizationType(self.action_proprio_normalization_type)
+        scale = read_normalization_type(self.action_proprio_normalization_type)
         object.__setattr__(self, "action_proprio_normalization_type", scale)
 
     def __repr__(self) -> str:
@@ -164,9 +164,9 @@ class MixtureConfig:
     traj_transform_threads: int | None = None
     traj_read_threads: int | None = None
     seed: int = 0
-    compat: str | None = None
+    compat: Compat | None = None
     cache_dir: str | None = None
-    data_backend: str = "bushel"
+    data_backend: Literal["bushel", "grain"] = "bushel"
 
     def __post_init__(self) -> None:
         datasets = tuple(
@@ -187,8 +187,7 @@ class MixtureConfig:
             checks.positive(self.batch_size, "batch_size")
         checks.seed(self.seed)
         is_faithful(self.compat)
-        if self.data_backend not in BACKENDS:
-            raise ValueError(f"data_backend must be one of {', '.join(BACKENDS)}; got {self.data_backend!r}.")
+        checks.choice(self.data_backend, BACKENDS, "data_backend")
         _check_kwargs(self.traj_transform_kwargs, "traj_transform_kwargs", list_traj_arguments())
         _check_kwargs(self.frame_transform_kwargs, "frame_transform_kwargs", list_frame_arguments())
 

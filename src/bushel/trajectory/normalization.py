@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from bushel.base import checks
 from bushel.trajectory.data_utils import Tree, get_entry
 
 _EPSILON = 1e-8
@@ -24,7 +25,13 @@ class NormalizationType(str, enum.Enum):  # noqa: UP042  the members print and c
     """From the 1st and 99th percentile to [-1, 1]; values outside are clipped."""
 
 
-def normalize(x: Any, stats: Mapping[str, Any], type: NormalizationType | str, mask: ArrayLike | None = None) -> Any:
+Scaling = Literal["normal", "bounds"]
+"""The values of NormalizationType."""
+
+
+def normalize(
+    x: Any, stats: Mapping[str, Any], type: NormalizationType | Scaling, mask: ArrayLike | None = None
+) -> Any:
     """An array scaled by the statistics of its last axes. Where `mask` is false, the values stay as they are.
 
     By default the mask of the statistics is used, if they have one.
@@ -36,12 +43,14 @@ def normalize(x: Any, stats: Mapping[str, Any], type: NormalizationType | str, m
     """
     x = x if hasattr(x, "dtype") else np.asarray(x)
     center, scale = _find_scale(x, stats, type)
-    if NormalizationType(type) is NormalizationType.NORMAL:
+    if read_normalization_type(type) is NormalizationType.NORMAL:
         return _apply_mask(stats, mask, (x - center) / scale, x)
     return _apply_mask(stats, mask, (2 * (x - center) / scale - 1).clip(-1, 1), x)
 
 
-def unnormalize(x: Any, stats: Mapping[str, Any], type: NormalizationType | str, mask: ArrayLike | None = None) -> Any:
+def unnormalize(
+    x: Any, stats: Mapping[str, Any], type: NormalizationType | Scaling, mask: ArrayLike | None = None
+) -> Any:
     """The inverse of `normalize`, for the actions of a policy. Values that were clipped become the percentile.
 
     >>> unnormalize(np.array([[-1.0, 1.0]]), {"p01": [0.0, 4.0], "p99": [1.0, 6.0]}, "bounds").round(6).tolist()
@@ -49,16 +58,25 @@ def unnormalize(x: Any, stats: Mapping[str, Any], type: NormalizationType | str,
     """
     x = x if hasattr(x, "dtype") else np.asarray(x)
     center, scale = _find_scale(x, stats, type)
-    if NormalizationType(type) is NormalizationType.NORMAL:
+    if read_normalization_type(type) is NormalizationType.NORMAL:
         return _apply_mask(stats, mask, x * scale + center, x)
     return _apply_mask(stats, mask, (x + 1) / 2 * scale + center, x)
 
 
-def _find_scale(x: Any, stats: Mapping[str, Any], type: NormalizationType | str) -> tuple[np.ndarray, np.ndarray]:
+def read_normalization_type(type: NormalizationType | Scaling) -> NormalizationType:
+    """The member that a word stands for.
+
+    >>> read_normalization_type("bounds").name
+    'BOUNDS'
+    """
+    return NormalizationType(checks.choice(type, Scaling, "The type of normalization"))
+
+
+def _find_scale(x: Any, stats: Mapping[str, Any], type: NormalizationType | Scaling) -> tuple[np.ndarray, np.ndarray]:
     """The offset and the divisor, computed in float64 and rounded to the dtype of `x`."""
     if np.dtype(x.dtype).kind in "biu":
         raise TypeError(f"Only floating point numbers can be normalised, got {x.dtype}. Cast them first.")
-    low, high = ("mean", "std") if NormalizationType(type) is NormalizationType.NORMAL else ("p01", "p99")
+    low, high = ("mean", "std") if read_normalization_type(type) is NormalizationType.NORMAL else ("p01", "p99")
     center, spread = (np.asarray(get_entry(stats, name, of="Statistics"), np.float64) for name in (low, high))
     if low == "p01":
         spread = spread - center
@@ -92,7 +110,7 @@ def _get_namespace(x: Any) -> Any:
 def normalize_action_and_proprio(
     traj: Mapping[str, Any],
     metadata: Mapping[str, Any],
-    normalization_type: NormalizationType | str,
+    normalization_type: NormalizationType | Scaling,
     proprio_keys: Collection[str] | None = None,
     skip_norm_keys: Collection[str] = (),
 ) -> Tree:
@@ -111,7 +129,7 @@ def normalize_action_and_proprio(
 def unnormalize_action_and_proprio(
     traj: Mapping[str, Any],
     metadata: Mapping[str, Any],
-    normalization_type: NormalizationType | str,
+    normalization_type: NormalizationType | Scaling,
     proprio_keys: Collection[str] | None = None,
     skip_norm_keys: Collection[str] = (),
 ) -> Tree:
@@ -128,7 +146,7 @@ def _scale_entries(
     function: Callable[..., Any],
     traj: Mapping[str, Any],
     metadata: Mapping[str, Any],
-    type: NormalizationType | str,
+    type: NormalizationType | Scaling,
     proprio_keys: Collection[str] | None,
     skip_norm_keys: Collection[str],
 ) -> Tree:

@@ -18,7 +18,7 @@ import numpy as np
 from bushel.base import checks, trees
 from bushel.base.errors import BushelWarning
 from bushel.trajectory.augmentations import augment_image
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.encoded_images import describe_origin
 from bushel.trajectory.numpy_or_jax import draw_uniform, fold_in, get_namespace, is_jax, is_traced, make_key, to_objects
 from bushel.trajectory.pixels import (
@@ -50,7 +50,7 @@ def decode_and_resize(
     resize_size: Size | Mapping[str, Size],
     depth_resize_size: Size | Mapping[str, Size],
     *,
-    compat: str | None = None,
+    compat: Compat | None = None,
 ) -> Obs:
     """A frame with decoded images: uint8 (height, width, channels), depth float32 (height, width).
 
@@ -134,7 +134,7 @@ def augment(
     seed: Seed,
     augment_kwargs: Mapping[str, Any],
     *,
-    compat: str | None = None,
+    compat: Compat | None = None,
 ) -> Obs:
     """A frame with its images changed at random, each image by draws of its own. Padding stays as it is.
 
@@ -177,7 +177,7 @@ def image_dropout(
     dropout_prob: float,
     always_keep_key: str | None = None,
     *,
-    compat: str | None = None,
+    compat: Compat | None = None,
 ) -> Obs:
     """A frame with images dropped at random. A dropped image becomes black padding. One real image always stays.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import BushelWarning
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.config_values import accept_configs, refuse_unknown
 from bushel.trajectory.data_utils import allocate_threads, get_entry
 from bushel.trajectory.dataset import TrajectoryDataset
@@ -97,7 +97,7 @@ def make_interleaved_dataset(
     traj_transform_threads: int | None = None,
     traj_read_threads: int | None = None,
     seed: int = 0,
-    compat: str | None = None,
+    compat: Compat | None = None,
     cache_dir: str | None = None,
 ) -> TrajectoryDataset:
     """An endless mixture of frames of several data sets, in exact proportions, shuffled globally, in batches.
@@ -134,6 +134,7 @@ def make_interleaved_dataset(
     if not dataset_kwargs_list:
         raise ValueError("make_interleaved_dataset needs at least one data set.")
     checks.seed(seed)
+    faithful = is_faithful(compat)
     names = [
         get_entry(kwargs, "name", of=f"Data set {number} of dataset_kwargs_list")
         for number, kwargs in enumerate(dataset_kwargs_list)
@@ -155,7 +156,7 @@ def make_interleaved_dataset(
         own["cache_dir"] = own.get("cache_dir") or cache_dir
         override, filtered = own.pop(_OVERRIDE, None) or {}, _pop_filter(own)
         dataset, statistics[own["name"]] = make_dataset_from_rlds(**own, train=train)
-        if is_faithful(compat):
+        if faithful:
             shared |= override  # the original changes what all later data sets get
         asked = {**shared, **override, **filtered}
         heads = asked.get("head_to_dataset")

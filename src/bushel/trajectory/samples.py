@@ -18,7 +18,7 @@ from bushel.base import checks, trees
 from bushel.base.state_names import in_states
 from bushel.graph.node import InTwoSteps, Origin
 from bushel.trajectory import goal_relabeling, normalization, task_augmentation
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.data_utils import Tree, not_empty, tree_merge
 from bushel.trajectory.encoded_images import read_all
 from bushel.trajectory.episodes import LANGUAGES, Episodes
@@ -117,7 +117,7 @@ class Samples(InTwoSteps):
     transforms: Transforms | None = None
     row_functions: tuple[Callable[[Tree], Tree], ...] = ()
     seed: int = 0
-    compat: str | None = None
+    compat: Compat | None = None
     labelled_only: bool = False
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ from bushel.sources.output_folders import Folder
 from bushel.sources.paths import Options, get_cache_folder
 from bushel.state.digest import whole_digest
 from bushel.state.identity import PYTHON
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.data_utils import BadTrajectory, get_entry
 from bushel.trajectory.module_spec import ModuleSpec
 from bushel.trajectory.quantiles import Quantiles
@@ -168,7 +168,7 @@ def get_dataset_statistics(
     save_dir: str | os.PathLike[str] | None = None,
     force_recompute: bool = False,
     *,
-    compat: str | None = None,
+    compat: Compat | None = None,
     progress: Shown = True,
     workers: int | WorkerOptions | None = None,
     storage_options: Options | None = None,
@@ -216,7 +216,7 @@ def get_dataset_statistics(
 def _places(
     dependencies: Sequence[str],
     save_dir: str | os.PathLike[str] | None,
-    compat: str | None,
+    compat: Compat | None,
     options: Options | None,
 ) -> tuple[list[Folder], str]:
     """The folders where the file may be (the user's, and the cache folder), and the name of the file."""

@@ -20,7 +20,7 @@ from bushel.base import redact
 from bushel.base.state_names import in_states
 from bushel.sources import file_access
 from bushel.sources.paths import expand_path, is_url
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.data_utils import Tree, get_entry, not_empty, to_padding, tree_map
 from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_text, is_traced, make_generator
 from bushel.trajectory.paraphrases import find_paraphrases
@@ -92,7 +92,7 @@ def _replace_by_padding(leaf: Any, keep: Any, name: str) -> Any:
 
 
 def delete_task_conditioning(
-    traj: Mapping[str, Any], keep_image_prob: float, *, rng: Rng = None, compat: str | None = None
+    traj: Mapping[str, Any], keep_image_prob: float, *, rng: Rng = None, compat: Compat | None = None
 ) -> Tree:
     """A step with goal images and an instruction keeps the images with this probability, else the instruction.
 
@@ -134,7 +134,7 @@ class Rephraser:
     def __init__(
         self,
         pickle_file_path: str | os.PathLike[str] | Mapping[str, str],
-        compat: str | None = None,
+        compat: Compat | None = None,
         *,
         allow_pickle: bool = False,
     ):
@@ -183,12 +183,12 @@ def _encode(text: Any) -> bytes:
 
 
 @functools.lru_cache(maxsize=16)
-def _load_cached(path: str, compat: str | None, allow_pickle: bool, version: tuple[int, int]) -> Rephraser:
+def _load_cached(path: str, compat: Compat | None, allow_pickle: bool, version: tuple[int, int]) -> Rephraser:
     return Rephraser(path, compat, allow_pickle=allow_pickle)
 
 
 def _load_rephraser(
-    given: str | os.PathLike[str] | Mapping[str, str] | Rephraser, compat: str | None, allow_pickle: bool
+    given: str | os.PathLike[str] | Mapping[str, str] | Rephraser, compat: Compat | None, allow_pickle: bool
 ) -> Rephraser:
     if isinstance(given, Rephraser):
         return given
@@ -256,7 +256,7 @@ def rephrase_instruction(
     paraphrases_repo: str | os.PathLike[str] | None = None,
     paraphrases_filename: str | None = None,
     rng: Rng = None,
-    compat: str | None = None,
+    compat: Compat | None = None,
     allow_pickle: bool = False,
 ) -> Tree:
     """A trajectory whose instruction is rephrased with this probability, by a paraphrase drawn for each step.
@@ -273,6 +273,7 @@ def rephrase_instruction(
     if rephrase_prob is None:
         raise TypeError("rephrase_instruction needs rephrase_prob, the probability of a paraphrase.")
     given = choose_paraphrases(pickle_file_path, paraphrases_repo, paraphrases_filename)
+    is_faithful(compat)  # a misspelt word is an error also if the paraphrases do not need it
     rephraser = _load_rephraser(given, compat, allow_pickle)
     task = get_entry(traj, "task")
     if "language_instruction" not in task:
@@ -295,7 +296,7 @@ def delete_and_rephrase(
     paraphrases_repo: str | os.PathLike[str] | None = None,
     paraphrases_filename: str | None = None,
     rng: Rng = None,
-    compat: str | None = None,
+    compat: Compat | None = None,
     allow_pickle: bool = False,
 ) -> Tree:
     """`rephrase_instruction`, then `delete_task_conditioning`.

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.sources.optional_packages import import_package
 
 _KWARGS: Mapping[str, Any] = MappingProxyType(
@@ -160,7 +161,8 @@ def _check_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"tokenizer_kwargs may have {', '.join(sorted(_KNOWN))}; got {', '.join(sorted(unknown))}.")
     for name, choices in (("padding", _PADDING), ("truncation", _TRUNCATION), ("return_tensors", ("np", None))):
         if kwargs.get(name, choices[-1]) not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {kwargs[name]!r}.")
+            near = checks.suggest(kwargs[name], [word for word in choices if isinstance(word, str)])
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {kwargs[name]!r}.{near}")
     length = kwargs.get("max_length")
     if length is None and (
         kwargs.get("padding") == "max_length" or kwargs.get("truncation") in (True, "longest_first")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks
-from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.compat import Compat, is_faithful
 from bushel.trajectory.data_utils import Tree, get_entry, is_text, not_empty, take
 from bushel.trajectory.frame_windows import Windows
 from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace
@@ -33,7 +33,7 @@ def chunk_act_obs(
     action_horizon: int = 1,
     override_window_size: int | None = None,
     *,
-    compat: str | None = None,
+    compat: Compat | None = None,
 ) -> Tree:
     """Observations as windows of the past, [T, W, ...], and actions as chunks of the future, [T, W, H, A].
 
@@ -76,7 +76,7 @@ def chunk_act_obs(
     }
 
 
-def check_chunks(chunk: int, action_horizon: int, compat: str | None) -> None:
+def check_chunks(chunk: int, action_horizon: int, compat: Compat | None) -> None:
     """Raises ValueError if the chunks of actions in the data are shorter than the horizon."""
     if chunk < action_horizon:
         raise ValueError(
@@ -139,7 +139,7 @@ def subsample(traj: Mapping[str, Any], subsample_length: int, *, rng: Rng = None
     return take(traj, choose_steps(draw_uniform(rng, length), subsample_length))
 
 
-def zero_out_future_proprio(traj: Mapping[str, Any], *, compat: str | None = None) -> Tree:
+def zero_out_future_proprio(traj: Mapping[str, Any], *, compat: Compat | None = None) -> Tree:
     """Sets proprioception [T, W, ...] to zero except in the first slot: "proprio" and every "proprio_*".
 
     With `compat="crossformer"` only "proprio" is set to zero, and it must exist.
@@ -158,7 +158,7 @@ def zero_out_future_proprio(traj: Mapping[str, Any], *, compat: str | None = Non
     return {**traj, "observation": observation}
 
 
-def list_proprio_names(observation: Mapping[str, Any], compat: str | None) -> list[str]:
+def list_proprio_names(observation: Mapping[str, Any], compat: Compat | None) -> list[str]:
     """The entries of an observation that are proprioception. In the original it is only the entry "proprio"."""
     every = not is_faithful(compat)
     return [name for name in observation if name == "proprio" or (every and name.startswith("proprio_"))]
@@ -197,7 +197,7 @@ def add_pad_mask_dict(traj: Mapping[str, Any], missing: Iterable[str] = ()) -> T
 
 
 def pad_actions_and_proprio(
-    traj: Mapping[str, Any], max_action_dim: int | None, max_proprio_dim: int | None, *, compat: str | None = None
+    traj: Mapping[str, Any], max_action_dim: int | None, max_proprio_dim: int | None, *, compat: Compat | None = None
 ) -> Tree:
     """Pads actions and proprioception with zeros to one width, so that data sets can be mixed.
 
@@ -208,6 +208,7 @@ def pad_actions_and_proprio(
     >>> traj["action"].tolist(), traj["action_pad_mask"].tolist()
     ([[1.0, 1.0, 0.0]], [[True, True, False]])
     """
+    is_faithful(compat)  # a misspelt word is an error also without max_proprio_dim
     action = get_entry(traj, "action")
     observation = dict(get_entry(traj, "observation"))
     if max_proprio_dim is not None:

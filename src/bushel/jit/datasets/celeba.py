@@ -8,14 +8,16 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.errors import DamagedFile
 from bushel.jit.datasets import downloads
 from bushel.jit.datasets.downloads import Remote
 from bushel.jit.host_callbacks import DiskSource
+from bushel.jit.record_order import Ordering
 from bushel.sources.media import decode_image
 from bushel.sources.size_limits import check_record
 
@@ -98,7 +100,7 @@ class CelebADataset:
         is not compared with the published MD5.
     """
 
-    split: str = "train"
+    split: Literal["train", "valid", "test"] = "train"
     cache_dir: Any = None
     data_dir: Any = None
     include_attributes: bool = True
@@ -128,14 +130,17 @@ class CelebADataset:
         return self.arrays()
 
     @classmethod
-    def make_disk_source(cls, *, ordering: str = "shuffle", prefetch_size: int = 64, **arguments: Any) -> DiskSource:
+    def make_disk_source(
+        cls, *, ordering: Ordering = "shuffle", prefetch_size: int = 64, **arguments: Any
+    ) -> DiskSource:
         """Return a source that decodes images when the loader needs them. It takes the data set's arguments too."""
+        checks.choice(ordering, Ordering, "ordering")  # before anything is downloaded
         faces = find_faces(**arguments)
         return DiskSource(len(faces.names), faces.read_element, ordering=ordering, prefetch_size=prefetch_size)
 
 
 def find_faces(
-    split: str = "train",
+    split: Literal["train", "valid", "test"] = "train",
     cache_dir: Any = None,
     data_dir: Any = None,
     include_attributes: bool = True,
@@ -144,8 +149,7 @@ def find_faces(
     attributes_url: str = ATTRIBUTES.url,
 ) -> Faces:
     """Find or download the files of a split, and read the names and attributes of its images."""
-    if split not in SPLITS:
-        raise ValueError(f"The splits of CelebA are 'train', 'valid' and 'test', got {split!r}.")
+    checks.choice(split, SPLITS, "split")
     root = downloads.get_cache_folder("celeba", cache_dir if data_dir is None else data_dir)
     names = read_partition(downloads.fetch(_change_url(PARTITION, partition_url), root), split)
     attributes, attribute_names = None, ()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.errors import DamagedFile
 from bushel.base.state_names import in_states
 from bushel.jit.datasets import downloads
 from bushel.jit.datasets.downloads import Remote
-from bushel.jit.datasets.image_files import EMNIST_SUBSETS, CifarFiles, EmnistFiles, ImageParts, MnistFiles
+from bushel.jit.datasets.image_files import CifarFiles, EmnistFiles, EmnistSubset, ImageParts, MnistFiles
 from bushel.jit.host_callbacks import DiskSource
+from bushel.jit.record_order import Ordering
 
 
 @in_states("image_example")
@@ -66,7 +68,7 @@ class ImageDataset:
     Files that are not there are downloaded. Elements are `Example(image, label)`.
     """
 
-    def __init__(self, files: ImageParts, split: str, cache_dir: Any):
+    def __init__(self, files: ImageParts, split: Literal["train", "test"], cache_dir: Any):
         self.split = split
         self.cache_dir = downloads.get_cache_folder(files.folder, cache_dir)
         images, *labels = files.read(_check_split(split), self.cache_dir)
@@ -98,26 +100,32 @@ class StandardImageDataset(ImageDataset):
 
     files: ClassVar[ImageParts]
 
-    def __init__(self, split: str = "train", cache_dir: Any = None):
+    def __init__(self, split: Literal["train", "test"] = "train", cache_dir: Any = None):
         super().__init__(self.files, split, cache_dir)
 
     @classmethod
-    def open_images(cls, split: str = "train", cache_dir: Any = None) -> tuple[int, Callable[[int], Any]]:
+    def open_images(
+        cls, split: Literal["train", "test"] = "train", cache_dir: Any = None
+    ) -> tuple[int, Callable[[int], Any]]:
         """Return the number of images in a split, and a function that reads one from disk."""
         return _open_images(cls.files, split, cache_dir)
 
     @classmethod
     def make_disk_source(
-        cls, *, split: str = "train", cache_dir: Any = None, ordering: str = "shuffle", prefetch_size: int = 64
+        cls,
+        *,
+        split: Literal["train", "test"] = "train",
+        cache_dir: Any = None,
+        ordering: Ordering = "shuffle",
+        prefetch_size: int = 64,
     ) -> DiskSource:
         """Return a source that reads images from disk when the loader needs them."""
+        checks.choice(ordering, Ordering, "ordering")  # before anything is downloaded
         return DiskSource(*cls.open_images(split, cache_dir), ordering=ordering, prefetch_size=prefetch_size)
 
 
 def _check_split(split: str) -> str:
-    if split not in ("train", "test"):
-        raise ValueError(f"The splits are 'train' and 'test', got {split!r}.")
-    return split
+    return checks.choice(split, ("train", "test"), "split")
 
 
 def _check_counts(images: np.ndarray, labels: Sequence[np.ndarray], folder: Path) -> None:
@@ -188,7 +196,9 @@ class KMNISTDataset(StandardImageDataset):
 class EMNISTDataset(ImageDataset):
     """Handwritten digits and letters, in six subsets. As in the files, images are mirrored along the diagonal."""
 
-    def __init__(self, subset: str = "balanced", split: str = "train", cache_dir: Any = None):
+    def __init__(
+        self, subset: EmnistSubset = "balanced", split: Literal["train", "test"] = "train", cache_dir: Any = None
+    ):
         self.subset = subset
         super().__init__(_choose_emnist_files(subset), split, cache_dir)
 
@@ -196,21 +206,20 @@ class EMNISTDataset(ImageDataset):
     def make_disk_source(
         cls,
         *,
-        subset: str = "balanced",
-        split: str = "train",
+        subset: EmnistSubset = "balanced",
+        split: Literal["train", "test"] = "train",
         cache_dir: Any = None,
-        ordering: str = "shuffle",
+        ordering: Ordering = "shuffle",
         prefetch_size: int = 64,
     ) -> DiskSource:
         """Return a source that reads images from disk when the loader needs them."""
+        checks.choice(ordering, Ordering, "ordering")  # before anything is downloaded
         files = _choose_emnist_files(subset)
         return DiskSource(*_open_images(files, split, cache_dir), ordering=ordering, prefetch_size=prefetch_size)
 
 
 def _choose_emnist_files(subset: str) -> EmnistFiles:
-    if subset not in EMNIST_SUBSETS:
-        raise ValueError(f"The subsets of EMNIST are {', '.join(EMNIST_SUBSETS)}; got {subset!r}.")
-    return EmnistFiles(subset)
+    return EmnistFiles(checks.choice(subset, EmnistSubset, "subset"))
 
 
 class CIFAR10Dataset(StandardImageDataset):

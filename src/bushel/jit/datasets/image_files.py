@@ -8,6 +8,7 @@ import tarfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -69,7 +70,7 @@ class MnistFiles(IdxFiles):
         return downloads.fetch(Remote(name, self.url + name, md5), folder, self.also_in)
 
 
-EMNIST_SUBSETS = ("balanced", "byclass", "bymerge", "digits", "letters", "mnist")
+EmnistSubset = Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"]
 EMNIST_ARCHIVE = Remote(
     "gzip.zip", "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"
 )

@@ -7,13 +7,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.state_names import in_states
 from bushel.jit.datasets.time_utils import (
+    SeriesSplit,
     load_time_series_from_csv,
     make_sequence_disk_source,
     prepare_time_series_windows,
 )
 from bushel.jit.host_callbacks import DiskSource
+from bushel.jit.record_order import Ordering
 
 CSV_URL = "https://raw.githubusercontent.com/jbrownlee/Datasets/master/"
 
@@ -37,7 +40,7 @@ class SeriesDataset:
     folder: ClassVar[str]
     filename: ClassVar[str]
 
-    split: str = "train"
+    split: SeriesSplit = "train"
     overlapping: bool = False
     context_length: int = 24
     prediction_length: int = 1
@@ -47,6 +50,7 @@ class SeriesDataset:
     data_path: Any = None
 
     def __post_init__(self) -> None:
+        checks.choice(self.split, SeriesSplit, "split")  # before anything is downloaded
         series = load_time_series_from_csv(
             cache_dir=self.cache_dir,
             dataset_name=self.folder,
@@ -75,8 +79,11 @@ class SeriesDataset:
         return self.arrays()
 
     @classmethod
-    def make_disk_source(cls, *, ordering: str = "shuffle", prefetch_size: int = 64, **arguments: Any) -> DiskSource:
+    def make_disk_source(
+        cls, *, ordering: Ordering = "shuffle", prefetch_size: int = 64, **arguments: Any
+    ) -> DiskSource:
         """Return a source that copies windows when the loader needs them. It takes the data set's arguments too."""
+        checks.choice(ordering, Ordering, "ordering")  # before anything is downloaded
         windows = cls(**arguments).arrays()
         return make_sequence_disk_source(
             contexts=windows["context"], targets=windows["target"], ordering=ordering, prefetch_size=prefetch_size

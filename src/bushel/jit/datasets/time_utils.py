@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from bushel.base.errors import DamagedFile
 from bushel.jit.datasets import downloads
 from bushel.jit.datasets.downloads import Remote
 from bushel.jit.host_callbacks import DiskSource
+from bushel.jit.record_order import Ordering
 
 __all__ = [
     "load_time_series_from_csv",
@@ -28,7 +29,7 @@ __all__ = [
     "sliding_window_many",
 ]
 
-SPLITS = ("train", "val", "test")
+SeriesSplit = Literal["train", "val", "test"]
 
 
 def load_value_column(path: str | os.PathLike[str], *, skip_header: int, value_column: int) -> np.ndarray:
@@ -78,15 +79,14 @@ def load_time_series_from_csv(
 
 
 def select_split(
-    array: np.ndarray, split: str, train_fraction: float, context_length: int, val_fraction: float = 0.0
+    array: np.ndarray, split: SeriesSplit, train_fraction: float, context_length: int, val_fraction: float = 0.0
 ) -> np.ndarray:
     """Return the part of a series that belongs to a split. "val" and "test" begin with the context of their first step.
 
     >>> select_split(np.arange(10), "test", train_fraction=0.8, context_length=3)
     array([5, 6, 7, 8, 9])
     """
-    if split not in SPLITS:
-        raise ValueError(f"The splits of a time series are 'train', 'val' and 'test', got {split!r}.")
+    checks.choice(split, SeriesSplit, "split")
     if not (0 < train_fraction < 1 and 0 <= val_fraction < 1 and train_fraction + val_fraction < 1):
         raise ValueError(
             "train_fraction must be above 0, val_fraction at least 0, and their sum below 1: "
@@ -127,7 +127,7 @@ def sliding_window_many(array: np.ndarray, window_size: int, stride: int = 1, of
 
 def prepare_time_series_windows(
     series: np.ndarray,
-    split: str,
+    split: SeriesSplit,
     context_length: int,
     prediction_length: int,
     train_fraction: float,
@@ -148,7 +148,7 @@ def prepare_time_series_windows(
 def prepare_seq_to_seq_windows(
     input_sequence: np.ndarray,
     target_sequence: np.ndarray,
-    split: str,
+    split: SeriesSplit,
     input_window_len: int,
     target_window_len: int,
     train_fraction: float = 0.8,
@@ -186,7 +186,7 @@ def prepare_seq_to_seq_windows(
 
 
 def make_sequence_disk_source(
-    *, contexts: np.ndarray, targets: np.ndarray, ordering: str = "shuffle", prefetch_size: int = 64
+    *, contexts: np.ndarray, targets: np.ndarray, ordering: Ordering = "shuffle", prefetch_size: int = 64
 ) -> DiskSource:
     """Return a source of pairs of windows, {"context": ..., "target": ...} in float32, copied when they are needed."""
     if contexts.ndim < 2 or targets.ndim < 2 or len(contexts) != len(targets):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def open_aloha(
     storage_options: Any = None,
     *,
     reverse_jpeg_colors: bool = False,
-    missing_images: str = "error",
+    missing_images: Literal["raise", "pad"] = "raise",
 ) -> ArrayEpisodesBuilder:
     """The episodes of a folder of ALOHA files: data_dir/name/episode_0.hdf5, ..., or `data_dir` itself.
 
@@ -41,7 +41,7 @@ def open_aloha(
       reverse_jpeg_colors: for compressed images. OpenCV, which has made the JPEG rows, takes arrays for blue, green,
         red. If the recorder gave it red, green, blue, a decoded image has reversed colours. True reverses them again,
         as `cv2.imdecode` does.
-      missing_images: "error", or "pad" for padding, with a mask, if an episode lacks a camera of the first episode.
+      missing_images: "raise", or "pad" for padding, with a mask, if an episode lacks a camera of the first episode.
     """
     paths, splits = number_files(find_episode_files(name, data_dir, storage_options, (".hdf5", ".h5")))
     files = find_versions("hdf5", paths, redact.Options(storage_options or {}))

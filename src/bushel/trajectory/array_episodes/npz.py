@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,7 +23,12 @@ _TOP += ("is_terminal", "traj_metadata")
 
 
 def open_npz(
-    name: str, data_dir: Any, storage_options: Any = None, *, fps: float | None = None, missing_images: str = "error"
+    name: str,
+    data_dir: Any,
+    storage_options: Any = None,
+    *,
+    fps: float | None = None,
+    missing_images: Literal["raise", "pad"] = "raise",
 ) -> ArrayEpisodesBuilder:
     """The episodes of a folder of `.npz` files: data_dir/name/0.npz, ..., or `data_dir` itself.
 
@@ -37,7 +42,7 @@ def open_npz(
       data_dir: a path or URL.
       storage_options: the options of the store.
       fps: steps per second, for conversions.
-      missing_images: "error", or "pad" for padding, with a mask, if an episode lacks a camera of the first episode.
+      missing_images: "raise", or "pad" for padding, with a mask, if an episode lacks a camera of the first episode.
     """
     paths, splits = number_files(find_episode_files(name, data_dir, storage_options, (".npz",)))
     files = find_versions("npz", paths, redact.Options(storage_options or {}))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from bushel.base import redact
+from bushel.base import checks, redact
 from bushel.base.errors import DamagedFile
 from bushel.base.state_names import in_states
 from bushel.sources.hdf5_links import check_inside
@@ -22,7 +22,7 @@ _NAMES = {"obs": "observation", "next_obs": "next_observation", "actions": "acti
 
 
 def open_robomimic(
-    name: str, data_dir: Any, storage_options: Any = None, *, missing_images: str = "error"
+    name: str, data_dir: Any, storage_options: Any = None, *, missing_images: Literal["raise", "pad"] = "raise"
 ) -> ArrayEpisodesBuilder:
     """The episodes of a robomimic file: data_dir/name, data_dir/name.hdf5, or `data_dir` itself.
 
@@ -34,7 +34,7 @@ def open_robomimic(
       name: the name of the data set.
       data_dir: a path or URL.
       storage_options: the options of the store.
-      missing_images: "error", or "pad" for padding, with a mask, if an episode lacks a camera of the first episode.
+      missing_images: "raise", or "pad" for padding, with a mask, if an episode lacks a camera of the first episode.
     """
     path = find_file(name, data_dir, storage_options, (".hdf5", ".h5"))
     (file,) = find_versions("hdf5", [path], redact.Options(storage_options or {}))
@@ -43,9 +43,7 @@ def open_robomimic(
 
 def check_choice(missing_images: str) -> bool:
     """Whether missing images are padded."""
-    if missing_images not in ("error", "pad"):
-        raise ValueError(f"missing_images must be 'error' or 'pad', got {missing_images!r}.")
-    return missing_images == "pad"
+    return checks.choice(missing_images, ("raise", "pad"), "missing_images") == "pad"
 
 
 @in_states("robomimic_layout")

@@ -35,20 +35,21 @@ from bushel.trajectory.conversion.episode_table import build_table, choose_split
 from bushel.trajectory.conversion.lerobot_target import LeRobotTarget
 from bushel.trajectory.conversion.rlds_target import RLDSTarget
 from bushel.trajectory.conversion.targets import Shard, Target
-from bushel.trajectory.conversion.video_encoding import Encoding
+from bushel.trajectory.conversion.video_encoding import Codec, Encoding
 from bushel.trajectory.encoded_images import ImageParts
 from bushel.trajectory.episode_builder import EpisodeBuilder, EpisodeSource
+from bushel.trajectory.episode_formats import EpisodeFormat
 from bushel.trajectory.episode_paths import detect_kind, open_path
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.module_spec import Function
 from bushel.trajectory.rlds.dataset_folder import is_version
+from bushel.trajectory.rlds.episode_encoder import ImageFormat
 from bushel.trajectory.statements import identify_standardization, load_standardization
 
 _WORK = ".converting/"
 _PLAN = f"{_WORK}plan.json"
 _FRAMES_PER_SHARD = 50_000
 Format = Literal["rlds", "lerobot"]
-FORMATS = ("rlds", "lerobot")
 """What can be written."""
 
 
@@ -58,7 +59,7 @@ def convert_episodes(
     target: Path,
     *,
     format: Format,
-    source_format: str | None = None,
+    source_format: EpisodeFormat | None = None,
     split: str | None = None,
     standardize_fn: Function | Sequence[Any] | None = None,
     drop: Sequence[str] = (),
@@ -66,11 +67,11 @@ def convert_episodes(
     fps: float | None = None,
     task: str = "",
     robot_type: str | None = None,
-    codec: str | None = "h264",
+    codec: Codec | None = "h264",
     key_frame_interval: int = 2,
     crf: int = 30,
     file_format: Literal["tfrecord", "array_record"] = "tfrecord",
-    image_format: str | Mapping[str, str] = "png",
+    image_format: ImageFormat | Mapping[str, ImageFormat] = "png",
     shards: int | None = None,
     workers: int | None = None,
     verify: bool = True,
@@ -124,6 +125,12 @@ def convert_episodes(
     >>> written.elements
     1
     """
+    checks.choice(format, Format, "format")
+    if codec is not None:
+        checks.choice(codec, Codec, "codec")
+    checks.choice(file_format, ("tfrecord", "array_record"), "file_format")
+    for one in image_format.values() if isinstance(image_format, Mapping) else [image_format]:
+        checks.choice(one, ImageFormat, "image_format")
     if workers is None:
         private = any(map(paths.only_this_process_sees, (source, target)))
         workers = 1 if private else os.cpu_count() or 1
@@ -144,14 +151,12 @@ def convert_episodes(
     refuse_same(paths.expand_path(source), folder)
     if format == "rlds":
         made: Target = RLDSTarget(folder.address, file_format, image_format)
-    elif format == "lerobot":
+    else:
         rate = fps or builder.fps
         if rate is None:
             raise ValueError(f"{builder.name} does not say how many steps a second has. Pass fps (--fps).")
         encoding = None if codec is None else Encoding(codec, key_frame_interval, crf)
         made = LeRobotTarget(rate, encoding, task, robot_type)
-    else:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}; got {format!r}.")
     function = None if standardize_fn is None else load_standardization(standardize_fn)
     splits = choose_splits(builder, split)
     code = "" if standardize_fn is None else identify_standardization(standardize_fn)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.errors import DamagedFile, writing
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.output_folders import Folder
@@ -32,8 +33,7 @@ class RLDSTarget(Target):
     last_file = INFO
 
     def __init__(self, address: str, file_format: str, image_format: Any):
-        if file_format not in _WRITERS:
-            raise ValueError(f"file_format must be one of {', '.join(_WRITERS)}; got {file_format!r}.")
+        checks.choice(file_format, _WRITERS, "file_format")
         EpisodeEncoder(image_format)  # which refuses unknown formats
         self._format, self._images = file_format, image_format
         self._name, self._version = name_data_set(address)

@@ -12,7 +12,7 @@ import fractions
 import io
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from bushel.base import checks
 from bushel.base.errors import DamagedFile
 from bushel.sources.optional_packages import import_package
 
+Codec = Literal["h264", "hevc", "av1"]
 CODECS = {"h264": "libx264", "hevc": "libx265", "av1": "libsvtav1"}
 """The encoder of FFmpeg for each codec."""
 
@@ -39,13 +40,12 @@ class Encoding:
       crf: the quality: larger numbers give smaller files and worse pictures.
     """
 
-    codec: str = "h264"
+    codec: Codec = "h264"
     key_frame_interval: int = 2
     crf: int = 30
 
     def __post_init__(self) -> None:
-        if self.codec not in CODECS:
-            raise ValueError(f"codec must be one of {', '.join(CODECS)}; got {self.codec!r}.")
+        checks.choice(self.codec, CODECS, "codec")
         checks.positive(self.key_frame_interval, "key_frame_interval")
         checks.not_negative(self.crf, "crf")
 

@@ -19,7 +19,7 @@ from bushel.sources.output_folders import Folder
 from bushel.sources.paths import Options, Path
 from bushel.state.digest import whole_digest
 from bushel.trajectory.conversion.episode_conversion import refuse_same, remove_half_files
-from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
+from bushel.trajectory.conversion.video_encoding import Codec, Encoding, decode_all, encode_frames, verify_video
 from bushel.trajectory.lerobot.depth_code import is_depth
 
 _WORK = ".converting/"
@@ -31,7 +31,7 @@ def reencode_videos(
     source: Path,
     target: Path,
     *,
-    codec: str = "h264",
+    codec: Codec = "h264",
     key_frame_interval: int = 2,
     crf: int = 30,
     workers: int | None = None,

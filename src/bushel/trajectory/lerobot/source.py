@@ -65,6 +65,7 @@ class LeRobotSource:
         cache_dir: str | os.PathLike[str] | None = None,
         storage_options: Options | None = None,
     ):
+        checks.choice(on_error, BadEpisodes, "on_error")
         self.folder = LeRobotFolder(path, storage_options=storage_options)
         deltas = {key: list(map(float, values)) for key, values in (delta_timestamps or {}).items()}
         self._steps = {key: _to_steps(key, values, self.folder, tolerance_s) for key, values in deltas.items()}

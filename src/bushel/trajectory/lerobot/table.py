@@ -12,11 +12,11 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from bushel.base import redact
+from bushel.base import checks, redact
 from bushel.base.errors import BushelWarning, DamagedFile
 from bushel.base.progress import Progress
 from bushel.sources import file_access, paths
@@ -51,8 +51,7 @@ def open_table(
 
     `task` has the text of each row. `numbers` of the table are the `episode_index` of its episodes.
     """
-    if on_error not in get_args(BadEpisodes):
-        raise ValueError(f"on_error must be one of {', '.join(get_args(BadEpisodes))}; got {on_error!r}.")
+    checks.choice(on_error, BadEpisodes, "on_error")
     fingerprint = [*folder.fingerprint(), _FORMAT, tolerance_s, on_error]
     root = paths.expand_path(cache_dir) if cache_dir else get_cache_folder()
     key = whole_digest([tables.FORMAT, *fingerprint])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
+from bushel.base import checks
 from bushel.trajectory.config_values import accept_configs
-from bushel.trajectory.normalization import NormalizationType
+from bushel.trajectory.normalization import NormalizationType, Scaling
 from bushel.trajectory.oxe.registry import Mix, Project, Views, check_mix, suggest
 
-PROJECTS = ("octo", "crossformer", "openvla", "xgym")
+ProjectName = Literal["octo", "crossformer", "openvla", "xgym"]
+PROJECTS: tuple[ProjectName, ...] = get_args(ProjectName)
 """The projects with tables, in the order in which a name is looked up."""
 
 
@@ -24,9 +26,9 @@ def make_oxe_dataset_kwargs(
     load_proprio: bool = False,
     load_language: bool = True,
     force_recompute_dataset_statistics: bool = False,
-    action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL,
+    action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
     *,
-    source: str | None = None,
+    source: ProjectName | None = None,
 ) -> dict[str, Any]:
     """The arguments of `make_dataset_from_rlds` for a data set of Open X-Embodiment.
 
@@ -69,9 +71,9 @@ def make_oxe_dataset_kwargs_and_weights(
     load_proprio: bool = False,
     load_language: bool = True,
     force_recompute_dataset_statistics: bool = False,
-    action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL,
+    action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
     *,
-    source: str | None = None,
+    source: ProjectName | None = None,
 ) -> tuple[list[dict[str, Any]], list[float]]:
     """The arguments of the data sets of a mixture, and their weights: for `make_interleaved_dataset`.
 
@@ -107,13 +109,11 @@ def make_oxe_dataset_kwargs_and_weights(
 
 
 def _choose_project(
-    source: str | None, names: list[str], what: str, get_table: Callable[[Project], dict[str, Any]]
+    source: ProjectName | None, names: list[str], what: str, get_table: Callable[[Project], dict[str, Any]]
 ) -> Project:
     """The project of this name. Without a name: the first project whose table has all of `names`."""
     if source is not None:
-        if source not in PROJECTS:
-            raise ValueError(f"source must be one of {', '.join(PROJECTS)}; got {source!r}.")
-        return load_tables(source)
+        return load_tables(checks.choice(source, ProjectName, "source"))
     projects = [load_tables(project) for project in PROJECTS]
     for project in projects:
         if all(name in get_table(project) for name in names):

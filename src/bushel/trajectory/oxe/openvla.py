@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from bushel.base.state_names import in_states
-from bushel.trajectory.normalization import NormalizationType
+from bushel.trajectory.normalization import NormalizationType, Scaling
 from bushel.trajectory.oxe.registry import Mix, Views, load_project
 from bushel.trajectory.oxe.special_transforms import zero_action_filter as zero_action_filter
 
@@ -46,7 +46,7 @@ def make_oxe_dataset_kwargs(
     load_depth: bool = False,
     load_proprio: bool = True,
     load_language: bool = True,
-    action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL,
+    action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
 ) -> dict[str, Any]:
     """The arguments of `make_dataset_from_rlds` for a data set, with the names and defaults of OpenVLA's function."""
     loaded = (load_camera_views, load_depth, load_proprio, load_language)
@@ -62,7 +62,7 @@ def get_oxe_dataset_kwargs_and_weights(
     load_depth: bool = False,
     load_proprio: bool = True,
     load_language: bool = True,
-    action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL,
+    action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
 ) -> tuple[list[dict[str, Any]], list[float]]:
     """The arguments and weights of a mixture, with the names and defaults of OpenVLA's function."""
     loaded = (load_camera_views, load_depth, load_proprio, load_language)

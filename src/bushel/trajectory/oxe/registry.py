@@ -23,7 +23,7 @@ from typing import Any
 from bushel.base.errors import BushelError, BushelWarning
 from bushel.trajectory.data_utils import filter_success_droid
 from bushel.trajectory.module_spec import Function, ModuleSpec
-from bushel.trajectory.normalization import NormalizationType
+from bushel.trajectory.normalization import NormalizationType, Scaling, read_normalization_type
 from bushel.trajectory.oxe import special_transforms
 from bushel.trajectory.statements import Statements
 
@@ -119,7 +119,7 @@ class Project:
         load_proprio: bool = False,
         load_language: bool = True,
         force_recompute_dataset_statistics: bool = False,
-        action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL,
+        action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
     ) -> dict[str, Any]:
         """The arguments of `make_dataset_from_rlds` for a data set; see `make_oxe_dataset_kwargs`."""
         config = copy.deepcopy(dict(self.configs[name]))
@@ -136,7 +136,7 @@ class Project:
             config["force_recompute_dataset_statistics"] = True
         if "chunk_filter_fn" in config:
             config["dataset_frame_transform_kwargs"] = {"chunk_filter_fn": config.pop("chunk_filter_fn")}
-        config["action_proprio_normalization_type"] = NormalizationType(action_proprio_normalization_type)
+        config["action_proprio_normalization_type"] = read_normalization_type(action_proprio_normalization_type)
         config["standardize_fn"] = self._find_standardization(name)
         return {"name": name, "data_dir": os.fspath(data_dir), **config}
 
@@ -149,11 +149,11 @@ class Project:
         load_proprio: bool = False,
         load_language: bool = True,
         force_recompute_dataset_statistics: bool = False,
-        action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL,
+        action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
     ) -> tuple[list[dict[str, Any]], list[float]]:
         """The arguments and the weights of a mixture; see `make_oxe_dataset_kwargs_and_weights`."""
         mix = self.mixes[data_mix] if isinstance(data_mix, str) else data_mix
-        NormalizationType(action_proprio_normalization_type)  # else a wrong one would remove all data sets
+        read_normalization_type(action_proprio_normalization_type)  # else a wrong one would remove all data sets
         arguments = (load_camera_views, load_depth, load_proprio, load_language)
         more = (force_recompute_dataset_statistics, action_proprio_normalization_type)
         weights: dict[str, float] = {}

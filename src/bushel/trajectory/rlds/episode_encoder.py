@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.sources.optional_packages import import_package
 from bushel.sources.tf_example import encode_example
 from bushel.trajectory.data_utils import flatten_tree, nest_leaves
@@ -28,8 +29,8 @@ class EpisodeEncoder:
 
     def __init__(self, image_format: ImageFormat | Mapping[str, ImageFormat]):
         formats = list(image_format.values()) if isinstance(image_format, Mapping) else [image_format]
-        for unknown in set(formats) - {"png", "jpeg"}:
-            raise ValueError(f"image_format must be 'png' or 'jpeg', or one of them for each image, got {unknown!r}.")
+        for one in formats:
+            checks.choice(one, ImageFormat, "image_format")
         self._image_format = image_format
         self._leaves: dict[tuple[str, ...], _LeafEncoder] = {}
 

@@ -76,8 +76,7 @@ class RLDSBuilder(EpisodeBuilder):
           unpack: decodes arrays of steps that are stored as bytes or compressed. dlimp does not decode them, and
             functions written for dlimp expect that.
         """
-        if images not in ("lazy", "bytes"):
-            raise ValueError(f"images must be 'lazy' or 'bytes', got {images!r}.")
+        checks.choice(images, ("lazy", "bytes"), "images")
         counts: dict[str, int] = {}
         pieces: list[tuple[str, int, int]] = []
         for name, low, high in parse_split(split, self._shards):

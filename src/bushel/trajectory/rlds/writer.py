@@ -81,7 +81,7 @@ def write_rlds(
     RLDSBuilder(mine 1.0.0; train: 2)
     """
     _check(name, splits, version, file_format)
-    shards = checks.positive(shards, "shards")
+    shards, columns = checks.positive(shards, "shards"), EpisodeEncoder(image_format)
     folder = output_folders.open_folder(
         output_folders.join_path(normalize_path(data_dir), f"{name}/{version}"), storage_options
     )
@@ -91,7 +91,6 @@ def write_rlds(
         return file in (FEATURES, INFO) or re.fullmatch(shard, file) is not None
 
     with folder.filling(INFO, belongs) as filled:
-        columns = EpisodeEncoder(image_format)
         entries = [
             _written(filled, name, split, episodes, shards, file_format, columns) for split, episodes in splits.items()
         ]
@@ -118,8 +117,7 @@ def _check(name: str, splits: Mapping[str, Any], version: str, file_format: str)
             )
     if not is_version(version):
         raise ValueError(f"version must be three numbers such as '1.0.0', got {version!r}.")
-    if file_format not in _WRITERS:
-        raise ValueError(f"file_format must be one of {', '.join(map(repr, _WRITERS))}, got {file_format!r}.")
+    checks.choice(file_format, _WRITERS, "file_format")
 
 
 def _written(
