@@ -20,8 +20,9 @@ import simplejpeg
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import bushel
-from bushel.base.install import install_command
-from bushel.sources import ArrayRecordDataSource, FixedRecords, decode_image, highway_hash
+from bushel._src.base.install import install_command
+from bushel._src.sources import highway_hash
+from bushel.sources import ArrayRecordDataSource, FixedRecords, decode_image
 
 BLOCK = 64
 WAYS = ("off", "first", "again", "every")

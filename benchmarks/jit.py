@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bushel._src.jit.device_columns import take_rows
 from bushel.jit import ArraySource, BatchTransform, DataLoader
-from bushel.jit.device_columns import take_rows
 
 ROWS, SIZE = 60_000, 128
 STEPS = ROWS // SIZE

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bushel.index import seeds, shuffle
+from bushel._src.index import seeds, shuffle
 from bushel.jit import ArraySource, BatchTransform, DataLoader
 
 CASES = [(60_000, 784), (60_000, 64), (60_000, 16), (20_000, 64), (1_000_000, 64)]

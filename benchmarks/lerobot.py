@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 import bushel
-from bushel.sources.optional_packages import import_package
-from bushel.trajectory.conversion import convert_episodes
-from bushel.trajectory.lerobot import LeRobotSource
-from bushel.trajectory.video.packet_table import PacketTable
+from bushel._src.sources.optional_packages import import_package
+from bushel._src.trajectory.conversion.episode_conversion import convert_episodes
+from bushel._src.trajectory.lerobot.source import LeRobotSource
+from bushel._src.trajectory.video.packet_table import PacketTable
 
 EPISODES, LENGTH, FPS, SIZE = 6, 120, 30, (240, 320)
 WINDOW, BATCH, BATCHES, WARM = 8, 16, 8, 2

@@ -67,7 +67,7 @@ def episodes(count: int, pixels: int, quality: int) -> Iterator[dict[str, Any]]:
 
 def pipeline(folder: str, size: int, window: int, augment: bool) -> Any:
     """The pipeline of the original, under its own names."""
-    from bushel.trajectory.pipelines import make_interleaved_dataset
+    from bushel._src.trajectory.pipelines import make_interleaved_dataset
 
     operations = {
         "random_resized_crop": {"scale": [0.8, 1.0], "ratio": [0.9, 1.1]},
@@ -209,7 +209,7 @@ def main() -> None:
         print(json.dumps(_run_one(*options.one)))
         return
     from benchmarks.libraries import machine
-    from bushel.trajectory.rlds.writer import write_rlds
+    from bushel._src.trajectory.rlds.writer import write_rlds
 
     where, lines = machine(), []
     with tempfile.TemporaryDirectory() as folder:

@@ -88,7 +88,7 @@ class RldsFrames:
     """Decoded frames of an RLDS data set, one by one."""
 
     def __init__(self, folder: str):
-        from bushel.trajectory.episode_formats import open_episodes
+        from bushel._src.trajectory.episode_formats import open_episodes
 
         source: Any = open_episodes("robot", folder, format="rlds").episodes()
         self.episodes = source.index(progress=False)
@@ -97,8 +97,8 @@ class RldsFrames:
         return 1000
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        from bushel._src.trajectory.encoded_images import read_all
         from bushel.trajectory import decode_image
-        from bushel.trajectory.encoded_images import read_all
 
         episode, step = divmod(index, 500)
         (image,) = read_all(self.episodes[episode]["observation"]["image"][step : step + 1].tolist())

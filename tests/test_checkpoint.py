@@ -18,10 +18,10 @@ from orbax.checkpoint.experimental import v1 as newer
 
 import bushel
 from bushel import StateMismatch
-from bushel.base.install import install_command
+from bushel._src.base.install import install_command
+from bushel._src.state import files
 from bushel.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
 from bushel.experimental import ElasticIterator
-from bushel.state import files
 from bushel.testing import same
 
 FILE = "process_0-of-1.json"

@@ -13,7 +13,7 @@ from signatures import public_functions, types_of
 
 import bushel
 from bushel import MapDataset, trajectory
-from bushel.base import checks
+from bushel._src.base import checks
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("ray")

@@ -24,7 +24,8 @@ from helpers.servers import Web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel import DamagedFile, __version__, cli
+from bushel import DamagedFile, __version__
+from bushel._src import cli
 from bushel.sources import (
     ArrayRecordDataSource,
     BagzDataSource,
@@ -373,7 +374,7 @@ def test_targets_are_paths_of_any_form(tmp_path, monkeypatch):
 
 def test_what_was_written_wrong_is_noticed(tmp_path, monkeypatch):
     bag(tmp_path / "in.bag", RECORDS)
-    from bushel.sources import record_writers
+    from bushel._src.sources import record_writers
 
     real = record_writers.BagWriter.write
     monkeypatch.setattr(

@@ -134,7 +134,7 @@ def test_names_on_design_pages_exist(name):
 
 
 def test_a_name_that_is_gone_is_found():
-    paths = ["src/bushel/engine/opener.py", "tests/test_docs.py"]
+    paths = ["src/bushel/_src/engine/opener.py", "tests/test_docs.py"]
     kept = "`opener.py`, `engine/opener.py`, `Opener.open(x)`, `a b`"
     text = kept + ", `engine/gone.py`, `pener.py`, `Gone`, `Opener.gone()`\n```\n`Old`\n```\n"
     stale = list(find_stale_names(text, "class Opener: def open(x)", paths))

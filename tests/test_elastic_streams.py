@@ -16,9 +16,9 @@ from orbax.checkpoint.experimental import v1 as newer
 
 import bushel
 from bushel import StateMismatch
+from bushel._src.state import files
 from bushel.checkpoint import CheckpointHandler
 from bushel.experimental import ElasticIterator, InterleaveIterDataset
-from bushel.state import files
 from bushel.testing import same
 
 

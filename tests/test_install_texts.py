@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bushel.base import install
+from bushel._src.base import install
 
 ROOT = Path(__file__).parent.parent
 TEXTS = {".md", ".py", ".toml", ".txt", ".yml", ".yaml", ".html", ".js", ".ipynb", ".cfg", ""}
-COMMANDS = {"README.md", "docs/install.md", "src/bushel/base/install.py"}
+COMMANDS = {"README.md", "docs/install.md", "src/bushel/_src/base/install.py"}
 """The files with the commands that install Bushel. A release changes them, and no other file."""
 
 # `bushel` as a requirement: after the verb of an installer, or with extras. A path to a clone is right, and so is
@@ -86,7 +86,7 @@ def test_pip_knows_the_name():
 
 
 def test_errors_get_the_command_from_one_place(monkeypatch):
-    from bushel.sources.optional_packages import import_package
+    from bushel._src.sources.optional_packages import import_package
 
     monkeypatch.setattr(install, "INSTALLED_FROM", "somewhere/else")
     message = r"Such files need the package 'no_such': pip install 'somewhere/else\[jax\]'"

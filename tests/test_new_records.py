@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import bushel
-from bushel.graph.leaves import Source
+from bushel._src.graph.leaves import Source
+from bushel._src.sources.memory_sources import RangeDataSource
+from bushel._src.sources.protocol import gives_new_records
+from bushel._src.sources.ragged_arrays import RaggedDataSource
 from bushel.sources import ArrayDataSource, BagzDataSource, FixedRecords
-from bushel.sources.memory_sources import RangeDataSource
-from bushel.sources.protocol import gives_new_records
-from bushel.sources.ragged_arrays import RaggedDataSource
 from bushel.testing import check_gives_new_records
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import bushel
 from bushel import jit, sources, trajectory
-from bushel.cli import main as run_command
+from bushel._src.cli import main as run_command
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 BEGIN, END = "<!-- mistakes: begin -->\n", "<!-- mistakes: end -->\n"

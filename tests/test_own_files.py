@@ -15,13 +15,14 @@ from helpers.case_counts import cases
 from helpers.record_formats import written
 
 from bushel import DamagedFile, MapDataset
-from bushel.base import sealed
-from bushel.sources import TFRecordDataSource, check_checksums, tfrecord, write_checksums
+from bushel._src.base import sealed
+from bushel._src.sources import tfrecord
+from bushel._src.trajectory import episodes as tables
+from bushel._src.trajectory.episodes import Episodes
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
+from bushel.sources import TFRecordDataSource, check_checksums, write_checksums
 from bushel.testing import same
-from bushel.trajectory import episodes as tables
 from bushel.trajectory import get_dataset_statistics, load_statistics, save_statistics, write_rlds
-from bushel.trajectory.episodes import Episodes
-from bushel.trajectory.rlds import RLDSBuilder
 
 # What is kept. Each kind has a folder; `make` fills it, `read` gives the values that are in it.
 

@@ -17,8 +17,8 @@ from hypothesis.extra import numpy as hnp
 
 import bushel
 from bushel import DamagedFile, MapDataset
-from bushel.sources import element_records
-from bushel.sources.saved_elements import SavedDataSource
+from bushel._src.sources import element_records
+from bushel._src.sources.saved_elements import SavedDataSource
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -57,7 +57,7 @@ def test_an_element_comes_back_as_it_was(element):
     assert element_records.check_layout(layout, "here") == layout
     back = element_records.decode(element_records.encode(element, layout), layout)
     assert same(back, element)
-    assert all(leaf.flags.writeable for leaf in bushel.base.trees.leaves(back) if isinstance(leaf, np.ndarray))
+    assert all(leaf.flags.writeable for leaf in bushel._src.base.trees.leaves(back) if isinstance(leaf, np.ndarray))
 
 
 @given(trees, st.data())
@@ -110,7 +110,7 @@ def test_an_empty_pipeline_is_saved(tmp_path, format):
 
 
 def test_files_have_about_one_size_where_their_number_is_not_given(tmp_path, monkeypatch):
-    monkeypatch.setattr("bushel.saving.SHARD_BYTES", 1000)
+    monkeypatch.setattr("bushel._src.datasets.saving.SHARD_BYTES", 1000)
     files = MapDataset.range(50).filter(bool).map(lambda x: {"x": np.full(25, x)}).save(tmp_path)
     assert len(files.files) == 10  # 49 elements of 209 bytes: five fill a file
     assert [element["x"][0] for element in MapDataset.source(bushel.sources.open(tmp_path))] == list(range(1, 50))

@@ -10,7 +10,7 @@ import pytest
 
 import bushel
 from bushel import DatasetOptions, MapDataset, MultiprocessingOptions, RayOptions
-from bushel.base.options import OptionValues, read_workers
+from bushel._src.base.options import OptionValues, read_workers
 from bushel.trajectory import TrajectoryDataset
 
 

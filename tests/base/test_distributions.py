@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from bushel.base import distributions, following
-from bushel.base.following import is_own
-from bushel.state.digest import examine
+from bushel._src.base import distributions, following
+from bushel._src.base.following import is_own
+from bushel._src.state.digest import examine
 
 
 @pytest.fixture

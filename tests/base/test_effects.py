@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import bushel
-from bushel.base import effects
-from bushel.base.effects import find_reading
+from bushel._src.base import effects
+from bushel._src.base.effects import find_reading
 from bushel.testing import same
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bushel.base.ownership import own
+from bushel._src.base.ownership import own
 
 
 def pass_gate(make: Callable[[], Any], received: bool = False) -> Any:

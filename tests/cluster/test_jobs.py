@@ -16,15 +16,16 @@ import pytest
 from helpers import ray_clusters
 
 import bushel
-from bushel import columns
-from bushel.base.options import using_for_jobs
-from bushel.cli import main
-from bushel.sources import conversion
+from bushel._src.base.options import using_for_jobs
+from bushel._src.cli import main
+from bushel._src.datasets import columns
+from bushel._src.sources import conversion
+from bushel._src.trajectory import episodes, single_pass
+from bushel._src.trajectory.conversion import episode_conversion
+from bushel._src.trajectory.episodes import Episodes
+from bushel._src.trajectory.statistics import get_dataset_statistics
 from bushel.testing import same
-from bushel.trajectory import convert_episodes, episodes, single_pass
-from bushel.trajectory.conversion import episode_conversion
-from bushel.trajectory.episodes import Episodes
-from bushel.trajectory.statistics import get_dataset_statistics
+from bushel.trajectory import convert_episodes
 
 pytestmark = [pytest.mark.ray, pytest.mark.serial]
 

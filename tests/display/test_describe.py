@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from bushel import MapDataset
-from bushel.display import describe, describe_element, media
-from bushel.display.describe import walk
-from bushel.display.parts import find_batch_size, find_part, take_row
-from bushel.view.server import to_json
+from bushel._src.display import describe, media
+from bushel._src.display.describe import describe_element, walk
+from bushel._src.display.parts import find_batch_size, find_part, take_row
+from bushel._src.view.server import to_json
 
 RNG = np.random.default_rng(0)
 PICTURE = RNG.integers(0, 256, (32, 40, 3), np.uint8)

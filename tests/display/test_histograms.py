@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from bushel.display import media
+from bushel._src.display import media
 
 ARRAYS = arrays.arrays(
     st.sampled_from([np.float64, np.float32, np.int64, np.uint8, np.int8, np.uint64, np.bool_]), st.integers(0, 60)

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.engine import dma
-from bushel.engine.dma import DmaMapper
-from bushel.engine.host_memory import HostMemory
-from bushel.engine.processes.executor import Processes
-from bushel.engine.slabs import Arena
+from bushel._src.engine import dma
+from bushel._src.engine.dma import DmaMapper
+from bushel._src.engine.host_memory import HostMemory
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.slabs import Arena
 
 
 class Client:
@@ -174,7 +174,7 @@ def test_no_element_is_written_over_while_it_is_kept(sizes, keep, slots):
     kept: list[tuple[int, Any]] = []
     for number, size in enumerate(sizes):
         with memory.for_element():
-            made = bushel.base.blocks.stack([np.full(size << 17, number, np.uint8)] * 2)
+            made = bushel._src.base.blocks.stack([np.full(size << 17, number, np.uint8)] * 2)
         kept.append((number, made))
         del made
         for place in sorted(keep.draw(st.sets(st.integers(0, len(kept) - 1))), reverse=True):
@@ -192,7 +192,7 @@ def test_elements_use_the_same_memory_again():
     places = set()
     for _ in range(20):
         with memory.for_element():
-            made = bushel.base.blocks.stack([np.zeros(1 << 22, np.uint8)] * 2)
+            made = bushel._src.base.blocks.stack([np.zeros(1 << 22, np.uint8)] * 2)
         places.add(made.__array_interface__["data"][0])
         del made
     assert len(places) <= 2  # the first one, which showed how large elements are, and one slot
@@ -204,5 +204,5 @@ def test_a_closed_memory_makes_no_new_slots():
     memory.close()
     for _ in range(3):
         with memory.for_element():
-            assert bushel.base.blocks.stack([np.ones(1 << 22, np.uint8)] * 2).all()
+            assert bushel._src.base.blocks.stack([np.ones(1 << 22, np.uint8)] * 2).all()
     assert memory._arena is None

@@ -29,13 +29,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.base.blocks import rows_of
-from bushel.engine import Executor, Ticket, opener, thread_trials
-from bushel.engine.program import Program
-from bushel.engine.tasks import Ledger, Task, Threads
-from bushel.engine.thread_trials import Trials, TriedThreads
-from bushel.engine.where_to_run import WhereToRun
-from bushel.iterator import PipelineIterator
+from bushel._src.base.blocks import rows_of
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine import opener, thread_trials
+from bushel._src.engine.program import Program
+from bushel._src.engine.tasks import Ledger, Task, Threads
+from bushel._src.engine.thread_trials import Trials, TriedThreads
+from bushel._src.engine.where_to_run import WhereToRun
+from bushel.engine import Executor, Ticket
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

@@ -20,22 +20,24 @@ from helpers.waiting import SOON_S
 from hypothesis import HealthCheck, given, settings
 
 import bushel
-from bushel.engine import Executor, Observer, open_stream
-from bushel.engine.figures import Pool, Stage
-from bushel.engine.position_delivery import PositionDelivery
-from bushel.engine.processes.executor import Processes
-from bushel.engine.program import PlannedRows, Program, run
-from bushel.engine.report import Report
-from bushel.engine.tally import Watched, number_stages
-from bushel.engine.tasks import Threads
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.figures import Pool, Stage
+from bushel._src.engine.observe import Observer
+from bushel._src.engine.opener import open_stream
+from bushel._src.engine.position_delivery import PositionDelivery
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.program import PlannedRows, Program, run
+from bushel._src.engine.report import Report
+from bushel._src.engine.tally import Watched, number_stages
+from bushel._src.engine.tasks import Threads
+from bushel._src.graph.node import Node
+from bushel.engine import Executor
 from bushel.experimental import (
     DatasetOptions,
     ExecutionTrackingMode,
     ThreadPrefetchIterDataset,
     WithOptionsIterDataset,
 )
-from bushel.graph.node import Node
-from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -427,7 +429,7 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("report", "sentence"), VERDICTS)
 def test_the_verdict(monkeypatch, report, sentence):
-    monkeypatch.setattr("bushel.engine.report.count_cores", lambda: 8)
+    monkeypatch.setattr("bushel._src.engine.report.count_cores", lambda: 8)
     assert sentence in report.verdict
     assert str(report).endswith(report.verdict)
 

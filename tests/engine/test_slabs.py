@@ -29,9 +29,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import bushel
-from bushel.base.memory import ALIGNMENT
-from bushel.engine.processes.executor import Processes
-from bushel.engine.slabs import Arena, Slot, make_anonymous_file
+from bushel._src.base.memory import ALIGNMENT
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.slabs import Arena, Slot, make_anonymous_file
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -211,7 +211,7 @@ def no_space_beyond(limit: int) -> Any:
 
 
 def test_an_arena_has_as_many_slots_as_there_is_room_for(monkeypatch):
-    monkeypatch.setattr("bushel.engine.slabs._reserve", no_space_beyond(3 << 20))
+    monkeypatch.setattr("bushel._src.engine.slabs._reserve", no_space_beyond(3 << 20))
     arena = Arena(1 << 20, 5, portable=True)
     granted = [arena.grant() for _ in range(4)]
     assert sorted(granted[:3]) == [0, 1, 2] and granted[3] is None
@@ -236,7 +236,7 @@ SMALL = """
     import logging
     import numpy as np
     import bushel
-    from bushel.engine.processes.executor import Processes
+    from bushel._src.engine.processes.executor import Processes
 
     logging.basicConfig(format="%(message)s")
     ds = bushel.MapDataset.range(60).map(lambda i: np.full(1 << 20, i, np.uint8)).batch(2).to_iter_dataset()
@@ -576,7 +576,7 @@ def test_without_shared_memory_results_go_by_the_heap(monkeypatch):
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bushel.engine.pool.result_buffer.Arena", fail)
+    monkeypatch.setattr("bushel._src.engine.pool.result_buffer.Arena", fail)
     with worker_pool() as executor, open_on(batches(50), executor) as it:
         number = -1
         for number, batch in enumerate(it):

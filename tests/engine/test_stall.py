@@ -21,10 +21,10 @@ from helpers.worker_pools import numbers, open_on
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine import stall
-from bushel.engine.processes import stacks
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Threads
+from bushel._src.engine import stall
+from bushel._src.engine.processes import stacks
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Threads
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 

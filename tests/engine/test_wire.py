@@ -19,11 +19,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bushel.base.memory import ALIGNMENT
-from bushel.engine.pool.wire import IN_BAND_BYTES, pack, unpack
-from bushel.engine.processes import channel
-from bushel.engine.processes.channel import Channel, Closed
-from bushel.engine.slabs import Arena, Slot
+from bushel._src.base.memory import ALIGNMENT
+from bushel._src.engine.pool.wire import IN_BAND_BYTES, pack, unpack
+from bushel._src.engine.processes import channel
+from bushel._src.engine.processes.channel import Channel, Closed
+from bushel._src.engine.slabs import Arena, Slot
 from bushel.testing import same
 
 SLOT_BYTES = 1 << 18

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import bushel
-from bushel.base import blocks, memory
-from bushel.base.blocks import Columns
-from bushel.base.ownership import COUNTS, own
-from bushel.base.private_blocks import own_block
+from bushel._src.base import blocks, memory
+from bushel._src.base.blocks import Columns
+from bushel._src.base.ownership import COUNTS, own
+from bushel._src.base.private_blocks import own_block
 from bushel.testing import same
 
 

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset
-from bushel.base import sealed
-from bushel.graph import part_folders, stores
+from bushel._src.base import sealed
+from bushel._src.graph import part_folders, stores
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 
@@ -262,7 +262,7 @@ def test_a_process_that_is_killed_leaves_no_cache(tmp_path):
     program = textwrap.dedent(
         """
         import bushel, os, signal, sys
-        from bushel.graph import stores
+        from bushel._src.graph import stores
         stores.CHUNK_ELEMENTS = 1
         def die(x):
             if x == 3:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset, MultiprocessingOptions
-from bushel import columns as computing
+from bushel._src.datasets import columns as computing
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 

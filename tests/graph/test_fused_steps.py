@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bushel import MapDataset
-from bushel.graph import fused_steps
+from bushel._src.graph import fused_steps
 
 
 class Failure(Exception):

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bushel.index import words
+from bushel._src.index import words
 
 
 @given(numbers=st.lists(st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)), columns=st.sampled_from([1, 2]))

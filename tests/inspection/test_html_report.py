@@ -10,11 +10,10 @@ from helpers.browser import open_chromium
 from PIL import Image
 
 import bushel
-from bushel import cli
-from bushel.inspection import Facts
-from bushel.inspection.facts import Column, Histogram
-from bushel.inspection.html_report import build_page
-from bushel.running import History
+from bushel._src import cli
+from bushel._src.inspection.facts import Column, Facts, Histogram
+from bushel._src.inspection.html_report import build_page
+from bushel._src.reporting.history import History
 
 
 @pytest.fixture(scope="module")

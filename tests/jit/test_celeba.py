@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bushel.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile
+from bushel._src.jit.datasets import celeba, downloads
 from bushel.jit import BatchTransform, DataLoader
 from bushel.jit.cereal import dataset_to_jax
-from bushel.jit.datasets import CelebADataset, celeba, downloads
+from bushel.jit.datasets import CelebADataset
 
 PARTS = [0] * 7 + [1] * 2 + [2] * 3
 NAMES = [f"{number:06}.jpg" for number in range(1, len(PARTS) + 1)]

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.index import seeds, shuffle
-from bushel.jit import uint32
+from bushel._src.index import seeds, shuffle
+from bushel._src.jit import uint32
 from bushel.testing import same
 
 FEW = settings(max_examples=8, deadline=None)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.index import seeds, shuffle
+from bushel._src.index import seeds, shuffle
+from bushel._src.jit.prioritised_buffer import find_slots, importance_weights, make_tree, set_values
 from bushel.jit import (
     ArraySource,
     BatchTransform,
@@ -21,7 +22,6 @@ from bushel.jit import (
     TrajectoryBuffer,
     n_step_return,
 )
-from bushel.jit.prioritised_buffer import find_slots, importance_weights, make_tree, set_values
 
 FEW = settings(max_examples=15, deadline=None)
 SET, FIND = jax.jit(set_values), jax.jit(find_slots)

@@ -17,13 +17,13 @@ from jax.sharding import PartitionSpec as P
 from programs import global_job
 
 import bushel
-from bushel import global_arrays
+from bushel._src.datasets import global_arrays
+from bushel._src.datasets.iter_dataset import IterPipeline
+from bushel._src.graph import local_rows
+from bushel._src.graph.local_rows import RowChoice
+from bushel._src.index import device_rows
+from bushel._src.index.device_rows import Share
 from bushel.experimental import DatasetOptions
-from bushel.graph import local_rows
-from bushel.graph.local_rows import RowChoice
-from bushel.index import device_rows
-from bushel.index.device_rows import Share
-from bushel.iter_dataset import IterPipeline
 
 DEVICES = np.array(jax.devices())
 ROWS = NamedSharding(Mesh(DEVICES, ("data",)), P("data"))
@@ -397,5 +397,7 @@ def test_some_devices_for_pmap():
 
 def test_options_of_the_pipeline_still_skip_on_one_process():
     ds = bushel.MapDataset.range(32).map(lambda x: 8 // (x - 9) * 0 + x).to_iter_dataset().batch(8)
-    skipping = ds.to_device(ROWS).pipe(bushel.dataset.WithOptionsIterDataset, DatasetOptions(on_error="skip"))
+    skipping = ds.to_device(ROWS).pipe(
+        bushel._src.datasets.dataset.WithOptionsIterDataset, DatasetOptions(on_error="skip")
+    )
     assert [batch.shape for batch in itertools.islice(skipping, 3)] == [(8,)] * 3

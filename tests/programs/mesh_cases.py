@@ -10,9 +10,9 @@ from helpers.jit_loaders import collected, host_of, real
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bushel
-from bushel.index import seeds
+from bushel._src.index import seeds
+from bushel._src.jit.compiled_loader import _next_batch, _scan_epoch
 from bushel.jit import ArraySource, BatchTransform, DataLoader, MapTransform, RandomFlipTransform, ShardedSource
-from bushel.jit.compiled_loader import _next_batch, _scan_epoch
 from bushel.testing import same
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))

@@ -11,8 +11,8 @@ from helpers.record_formats import written
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bushel.sources import crc
-from bushel.sources.tfrecord import frame_record
+from bushel._src.sources import crc
+from bushel._src.sources.tfrecord import frame_record
 
 
 @given(data=st.one_of(st.binary(max_size=300), st.randoms().map(lambda r: r.randbytes(r.randrange(400, 9000)))))
@@ -39,7 +39,7 @@ for name in {blocked!r}:
     sys.modules[name] = None  # as if it were not installed
 import numpy as np
 import bushel
-from bushel.base.install import install_command
+from bushel._src.base.install import install_command
 from bushel.experimental import TFRecordIterDataset
 from bushel import DamagedFile
 from bushel.sources import TFRecordDataSource, convert

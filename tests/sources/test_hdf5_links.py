@@ -6,8 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
+from bushel._src.trajectory.array_episodes import aloha, robomimic
 from bushel.sources import HDF5DataSource
-from bushel.trajectory.array_episodes import aloha, robomimic
 
 
 @pytest.fixture

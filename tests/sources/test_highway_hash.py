@@ -14,7 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bushel import DamagedFile
-from bushel.sources import ArrayRecordDataSource, highway_hash, local_files
+from bushel._src.sources import highway_hash, local_files
+from bushel.sources import ArrayRecordDataSource
 
 RECORDS = [bytes([number]) * 400 for number in range(9)]
 

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import DamagedFile, MapDataset
-from bushel.base import blocks
-from bushel.sources import ArrayDataSource, HDF5DataSource, LanceDataSource, ZarrDataSource, joined_stores
+from bushel._src.base import blocks
+from bushel._src.sources import joined_stores
+from bushel.sources import ArrayDataSource, HDF5DataSource, LanceDataSource, ZarrDataSource
 from bushel.sources import open as open_path
 from bushel.testing import check_resumes_anywhere, same
 

@@ -25,11 +25,12 @@ from helpers.servers import BUCKET, gcs, s3
 
 import bushel
 from bushel import MapDataset
-from bushel.base import sealed
-from bushel.sources import check_checksums, convert, output_folders, uploads, write_checksums
+from bushel._src.base import sealed
+from bushel._src.sources import output_folders, uploads
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
+from bushel.sources import check_checksums, convert, write_checksums
 from bushel.testing import same
 from bushel.trajectory import get_dataset_statistics, load_statistics, save_statistics, write_rlds
-from bushel.trajectory.rlds import RLDSBuilder
 
 SCHEMES = ["s3", "gs", "gcs", "memory"]
 SECRET = "very-secret-key-0123456789"

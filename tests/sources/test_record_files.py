@@ -14,17 +14,9 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import DamagedFile, MapDataset
-from bushel.sources import (
-    ArrayRecordDataSource,
-    BagzDataSource,
-    FixedRecords,
-    TFRecordDataSource,
-    crc,
-    local_files,
-    riegeli,
-    tfrecord,
-)
-from bushel.sources.local_files import File
+from bushel._src.sources import crc, local_files, riegeli, tfrecord
+from bushel._src.sources.local_files import File
+from bushel.sources import ArrayRecordDataSource, BagzDataSource, FixedRecords, TFRecordDataSource
 from bushel.testing import check_resumes_anywhere
 
 SIZES = [0, 1, 10, 100, 1_000, 70_000, 200_000]

@@ -11,8 +11,8 @@ from helpers.waiting import SOON_S
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bushel.sources import range_requests
-from bushel.sources.request_threads import RequestThreads
+from bushel._src.sources import range_requests
+from bushel._src.sources.request_threads import RequestThreads
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 50])

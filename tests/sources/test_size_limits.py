@@ -25,7 +25,10 @@ from PIL import Image
 
 import bushel.experimental
 from bushel import DamagedFile, MapDataset, MultiprocessingOptions, TooLarge
-from bushel.files import TFRecordIterDataset
+from bushel._src.datasets.files import TFRecordIterDataset
+from bushel._src.sources import decompression, size_limits, tfrecord_stream
+from bushel._src.sources.crc import compute_length_checksums, mask
+from bushel._src.trajectory import pixels as robots_images
 from bushel.sources import (
     ArrayRecordDataSource,
     BagzDataSource,
@@ -34,15 +37,10 @@ from bushel.sources import (
     convert,
     decode_audio,
     decode_image,
-    decompression,
     get_limits,
     load_arrays,
     set_limits,
-    size_limits,
-    tfrecord_stream,
 )
-from bushel.sources.crc import compute_length_checksums, mask
-from bushel.trajectory import pixels as robots_images
 
 MIB = 1 << 20
 

@@ -14,17 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bushel import DamagedFile
+from bushel._src.sources import riegeli, varints
 from bushel.experimental import WebDatasetIterDataset
-from bushel.sources import (
-    ArrowDataSource,
-    BagzDataSource,
-    HDF5DataSource,
-    LanceDataSource,
-    ZarrDataSource,
-    load_arrays,
-    riegeli,
-    varints,
-)
+from bushel.sources import ArrowDataSource, BagzDataSource, HDF5DataSource, LanceDataSource, ZarrDataSource, load_arrays
 
 # Tar files.
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from helpers.failing_s3_server import BUCKET, SLOW_FAULTS, fault_store
 
-from bushel.base.errors import DamagedFile
-from bushel.sources import LineDataSource, ZarrDataSource, file_access, output_folders, store_errors, uploads
+from bushel._src.base.errors import DamagedFile
+from bushel._src.sources import file_access, output_folders, store_errors, uploads
+from bushel.sources import LineDataSource, ZarrDataSource
 
 REPEATED = "Bushel has repeated the request. Try again later, or raise `retries` in the options of the store"
 GONE = "Correct the address: the file or its bucket is missing."

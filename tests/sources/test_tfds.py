@@ -13,9 +13,9 @@ import pytest
 from helpers.record_formats import read_by_eight_threads, written
 
 from bushel import MapDataset
+from bushel._src.sources.tfds import parse_feature
+from bushel._src.sources.tfds_json import Entry
 from bushel.sources import ArrayRecordDataSource, TFDSDataSource, decode_example
-from bushel.sources.tfds import parse_feature
-from bushel.sources.tfds_json import Entry
 from bushel.testing import check_resumes_anywhere, same
 
 DATA = Path(__file__).parent.parent / "data" / "tfds_mine.zip"

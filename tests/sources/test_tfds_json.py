@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from bushel import DamagedFile
+from bushel._src.sources.tfds_json import Entry, read_json
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
 from bushel.sources import TFDSDataSource
-from bushel.sources.tfds_json import Entry, read_json
 from bushel.trajectory import write_rlds
-from bushel.trajectory.rlds import RLDSBuilder
 
 DATA = Path(__file__).parent.parent / "data" / "tfds_mine.zip"
 FILES = ("dataset_info.json", "features.json")

@@ -19,12 +19,13 @@ from helpers.failing_s3_server import BUCKET, FAULTS, fault_store
 
 import bushel
 from bushel import sources
-from bushel.base import sealed
-from bushel.base.errors import DamagedFile
-from bushel.inspection import inspector
-from bushel.sources import BagzDataSource, ParquetDataSource, conversion, convert, file_access, uploads
-from bushel.sources.shard_journals import Journal
-from bushel.view.paths import open_path
+from bushel._src.base import sealed
+from bushel._src.base.errors import DamagedFile
+from bushel._src.inspection import inspector
+from bushel._src.sources import conversion, file_access, uploads
+from bushel._src.sources.shard_journals import Journal
+from bushel._src.view.paths import open_path
+from bushel.sources import BagzDataSource, ParquetDataSource, convert
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "killed_conversion.py"
 OLD, NEW = ([f"{name} {number}" for number in range(6)] for name in ("old", "new"))

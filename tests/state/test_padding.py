@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bushel import MapDataset
-from bushel.graph.columns import Column, Part
-from bushel.state.digest import digest, whole_digest
+from bushel._src.graph.columns import Column, Part
+from bushel._src.state.digest import digest, whole_digest
 
 ALIGNED = np.dtype([("id", "i1"), ("x", "f8"), ("tags", "i2", (3,)), ("end", "i1")], align=True)
 NESTED = np.dtype([("flag", "?"), ("point", ALIGNED, (2,)), ("wide", np.longdouble)], align=True)

@@ -15,10 +15,10 @@ import pytest
 from helpers import renamed_classes
 
 from bushel import MapDataset
-from bushel.base import state_names
+from bushel._src.base import state_names
+from bushel._src.graph.node import Node
+from bushel._src.graph.select import Rule
 from bushel.checkpoint import CheckpointHandler
-from bushel.graph.node import Node
-from bushel.graph.select import Rule
 
 pytest.importorskip("jax")  # the states of loaders inside jit are pinned, too
 
@@ -41,7 +41,7 @@ def describe_fields(entry: state_names.Entry) -> list[str]:
 
 def list_jit_states() -> dict[str, list[str]]:
     """The fields of what jitted loaders keep, which a checkpoint of JAX arrays names."""
-    from bushel.jit import (
+    from bushel._src.jit import (
         chunk_loader,
         compiled_loader,
         gymnax_source,
@@ -92,7 +92,7 @@ def subclasses(kind: type) -> set[type]:
 
 def test_each_operation_has_a_constant():
     renamed_classes.load_all()
-    kinds = [kind for kind in subclasses(Node) | subclasses(Rule) if kind.__module__.startswith("bushel.")]
+    kinds = [kind for kind in subclasses(Node) | subclasses(Rule) if kind.__module__.partition(".")[0] == "bushel"]
     named = {entry.named for entry in state_names.list_entries()}
     leaves = [kind for kind in kinds if not kind.__subclasses__() and not inspect.isabstract(kind)]
     missing = {kind.__qualname__ for kind in leaves if kind not in named and not getattr(kind, "transparent", False)}

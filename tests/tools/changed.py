@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = PurePosixPath("src/bushel")
+LIBRARY = PurePosixPath("src/bushel/_src")
 OF_EVERY_MODULE = "tests/test_layers.py"
 OF_THE_PUBLIC_NAMES = ("tests/test_names.py", "tests/test_arguments.py", "tests/test_kinds.py")
 """For a module that no test is named after: all of them are reached by what is public."""
@@ -42,7 +42,7 @@ ENGINE_TESTS = dict.fromkeys(("pool", "processes", "slabs"), OF_WORKERS) | dict.
     ),
     OF_DELIVERY,
 )
-"""The tests in `tests/engine` of a module or package in `src/bushel/engine`.
+"""The tests in `tests/engine` of a module or package in `src/bushel/_src/engine`.
 
 All of them would take `make quick` two minutes. One that is not named here has all tests of the folder.
 """

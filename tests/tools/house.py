@@ -55,7 +55,7 @@ def find_modules(library: Path = LIBRARY) -> dict[str, Path]:
 
 
 def room_of(name: str) -> str:
-    """The room of a module: `graph` for `bushel.graph.node` and for `bushel._src.graph.node`."""
+    """The room of a module: `graph` for `bushel._src.graph.node` and for `bushel._src.graph.node`."""
     parts = [part for part in name.split(".")[1:] if part != "_src"]
     return parts[0] if parts else ""
 

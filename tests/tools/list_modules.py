@@ -1,7 +1,7 @@
 """Prints the Python files of a folder, each with its first line, which says what the file owns.
 
 python tests/tools/list_modules.py                        # the library
-python tests/tools/list_modules.py src/bushel/view tests  # some folders
+python tests/tools/list_modules.py src/bushel/_src/view tests  # some folders
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def check_metadata(metadata: Message, tag: str | None) -> None:
         raise Wrong(f"Extras need the distribution `bushel`, which is a different program: {strangers}.")
     if tag is not None and install.INSTALLED_FROM != install.DISTRIBUTION:
         raise Wrong(
-            f"src/bushel/base/install.py still says `pip install {install.INSTALLED_FROM}`. For a release, set "
+            f"src/bushel/_src/base/install.py still says `pip install {install.INSTALLED_FROM}`. For a release, set "
             "INSTALLED_FROM to DISTRIBUTION, and change README.md and docs/install.md: a test compares them."
         )
     if set(metadata.get_all("Provides-Extra", [])) != set(project["optional-dependencies"]):

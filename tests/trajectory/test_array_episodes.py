@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 import yaml
 
-from bushel.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile
+from bushel._src.trajectory.array_episodes import array_files
+from bushel._src.trajectory.array_episodes.stored_frames import StoredFrames
+from bushel._src.trajectory.data_utils import flatten_tree
+from bushel._src.trajectory.episode_formats import open_episodes
+from bushel._src.trajectory.offset_windows import window_frames
 from bushel.trajectory import (
     Episodes,
     MixtureConfig,
@@ -25,11 +30,6 @@ from bushel.trajectory import (
     make_interleaved_dataset,
     write_rlds,
 )
-from bushel.trajectory.array_episodes import array_files
-from bushel.trajectory.array_episodes.stored_frames import StoredFrames
-from bushel.trajectory.data_utils import flatten_tree
-from bushel.trajectory.episode_formats import open_episodes
-from bushel.trajectory.offset_windows import window_frames
 
 h5py = pytest.importorskip("h5py")
 

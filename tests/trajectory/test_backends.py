@@ -9,9 +9,9 @@ from helpers import robots
 from helpers.golden_trajectories import assert_same_tree
 
 import bushel
-from bushel.base.errors import StateMismatch
-from bushel.base.sharding import ShardOptions
-from bushel.trajectory.loader import get_dataloader
+from bushel._src.base.errors import StateMismatch
+from bushel._src.base.sharding import ShardOptions
+from bushel._src.trajectory.loader import get_dataloader
 
 
 @pytest.fixture(scope="module")

@@ -19,17 +19,18 @@ import pytest
 from helpers.waiting import wait_until
 
 from bushel import testing
-from bushel.base.errors import DamagedFile
-from bushel.cli import main
-from bushel.sources import output_folders
+from bushel._src.base.errors import DamagedFile
+from bushel._src.cli import main
+from bushel._src.sources import output_folders
+from bushel._src.trajectory import episodes as tables
+from bushel._src.trajectory.conversion.episode_conversion import convert_episodes
+from bushel._src.trajectory.conversion.episode_table import build_table
+from bushel._src.trajectory.conversion.lerobot_statistics import sample_frames
+from bushel._src.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
+from bushel._src.trajectory.conversion.video_reencoding import reencode_videos
+from bushel._src.trajectory.episode_formats import FORMATS, open_episodes
+from bushel._src.trajectory.episode_paths import detect_kind
 from bushel.trajectory import RLDSBuilder, decode_depth, decode_image, write_rlds
-from bushel.trajectory import episodes as tables
-from bushel.trajectory.conversion import convert_episodes, reencode_videos
-from bushel.trajectory.conversion.episode_table import build_table
-from bushel.trajectory.conversion.lerobot_statistics import sample_frames
-from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
-from bushel.trajectory.episode_formats import FORMATS, open_episodes
-from bushel.trajectory.episode_paths import detect_kind
 
 av = pytest.importorskip("av")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -255,7 +256,7 @@ def test_jpeg_bytes_stay(tmp_path):
 
 PROGRAM = """
 import sys, time
-from bushel.trajectory.conversion import convert_episodes
+from bushel._src.trajectory.conversion import convert_episodes
 def report(done, of):
     if done >= 5:
         print("held", flush=True)

@@ -13,18 +13,12 @@ import jax
 import numpy as np
 import pytest
 
-from bushel.sources import crc
-from bushel.sources.tfrecord import TFRecordDataSource, frame_record
-from bushel.trajectory import (
-    dataset_from_rlds,
-    get_dataloader,
-    load_statistics,
-    make_dataset_from_rlds,
-    save_statistics,
-    write_rlds,
-)
-from bushel.trajectory.data_utils import flatten_tree
-from bushel.trajectory.rlds import reader
+from bushel._src.sources import crc
+from bushel._src.sources.tfrecord import TFRecordDataSource, frame_record
+from bushel._src.trajectory import dataset_from_rlds
+from bushel._src.trajectory.data_utils import flatten_tree
+from bushel._src.trajectory.rlds import reader
+from bushel.trajectory import get_dataloader, load_statistics, make_dataset_from_rlds, save_statistics, write_rlds
 
 LENGTHS = (3, 4, 5, 6)
 

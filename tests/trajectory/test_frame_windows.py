@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.trajectory.compat import is_faithful
-from bushel.trajectory.frame_windows import Windows
+from bushel._src.trajectory.compat import is_faithful
+from bushel._src.trajectory.frame_windows import Windows
 
 
 @st.composite

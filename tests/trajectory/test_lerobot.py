@@ -17,9 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.base.errors import DamagedFile
-from bushel.base.options import DatasetOptions
-from bushel.dataset import WithOptionsIterDataset
+from bushel._src.base.errors import DamagedFile
+from bushel._src.base.options import DatasetOptions
+from bushel._src.datasets.dataset import WithOptionsIterDataset
+from bushel._src.trajectory.lerobot import table as tables
+from bushel._src.trajectory.lerobot.alignment import align_frames
+from bushel._src.trajectory.lerobot.dataset_folder import LeRobotFolder
+from bushel._src.trajectory.lerobot.depth_code import DepthCode
 from bushel.trajectory import (
     LeRobotSource,
     RLDSBuilder,
@@ -30,10 +34,6 @@ from bushel.trajectory import (
     open_episodes,
     reencode_videos,
 )
-from bushel.trajectory.lerobot import LeRobotFolder
-from bushel.trajectory.lerobot import table as tables
-from bushel.trajectory.lerobot.alignment import align_frames
-from bushel.trajectory.lerobot.depth_code import DepthCode
 
 LENGTHS = [7, 1, 2, 12, 5]
 FRONT, WRIST = CAMERAS

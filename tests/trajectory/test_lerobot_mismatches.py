@@ -18,13 +18,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bushel.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile
+from bushel._src.trajectory.lerobot.alignment import Span, find_overlaps
+from bushel._src.trajectory.lerobot.column_values import cast_numbers, convert_column
+from bushel._src.trajectory.lerobot.dataset_folder import Feature, LeRobotFolder
+from bushel._src.trajectory.lerobot.path_templates import fill_template
 from bushel.trajectory import LeRobotSource, open_episodes
-from bushel.trajectory.lerobot import LeRobotFolder
-from bushel.trajectory.lerobot.alignment import Span, find_overlaps
-from bushel.trajectory.lerobot.column_values import cast_numbers, convert_column
-from bushel.trajectory.lerobot.dataset_folder import Feature
-from bushel.trajectory.lerobot.path_templates import fill_template
 
 LENGTHS = [6, 3, 4, 5]
 FRONT, WRIST = CAMERAS

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bushel.trajectory.normalization import (
+from bushel._src.trajectory.normalization import (
     NormalizationType,
     normalize,
     normalize_action_and_proprio,

@@ -10,6 +10,9 @@ import yaml
 from helpers import oxe_data
 from ml_collections import ConfigDict
 
+from bushel._src.trajectory.oxe.entry_points import PROJECTS, load_tables
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
+from bushel._src.trajectory.statements import load_standardization
 from bushel.trajectory import (
     DatasetConfig,
     MixtureConfig,
@@ -25,9 +28,6 @@ from bushel.trajectory import (
 )
 from bushel.trajectory.data_utils import filter_eval_datasets, tree_map
 from bushel.trajectory.oxe import crossformer, octo, openvla, xgym
-from bushel.trajectory.oxe.entry_points import PROJECTS, load_tables
-from bushel.trajectory.rlds.reader import RLDSBuilder
-from bushel.trajectory.statements import load_standardization
 
 SMALL = {"frame_transform_kwargs": {"resize_size": (8, 8)}}
 CROSSFORMER_VIEWS = ("primary", "high", "nav", "left_wrist", "right_wrist")

@@ -24,19 +24,19 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from bushel import MapDataset, MultiprocessingOptions
-from bushel.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile
+from bushel._src.sources.tf_example import locate_example
+from bushel._src.sources.tfds_json import Entry
+from bushel._src.trajectory import encoded_images
+from bushel._src.trajectory.encoded_images import Encoded, RecordParts, read_all
+from bushel._src.trajectory.rlds.dataset_folder import find_folder
+from bushel._src.trajectory.rlds.episode_index import count_stored_steps, index_episodes
+from bushel._src.trajectory.rlds.features import Values, parse_features
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
+from bushel._src.trajectory.rlds.splits import parse_split
+from bushel._src.trajectory.rlds.writer import write_rlds
 from bushel.sources import TFRecordDataSource, decode_image, encode_example
-from bushel.sources.tf_example import locate_example
-from bushel.sources.tfds_json import Entry
 from bushel.testing import same
-from bushel.trajectory import encoded_images
-from bushel.trajectory.encoded_images import Encoded, RecordParts, read_all
-from bushel.trajectory.rlds import RLDSBuilder
-from bushel.trajectory.rlds.dataset_folder import find_folder
-from bushel.trajectory.rlds.episode_index import count_stored_steps, index_episodes
-from bushel.trajectory.rlds.features import Values, parse_features
-from bushel.trajectory.rlds.splits import parse_split
-from bushel.trajectory.rlds.writer import write_rlds
 
 GOLDEN = Path(__file__).parent / "golden"
 QUICK = settings(max_examples=25, deadline=None)
@@ -716,7 +716,7 @@ def test_progress_is_shown_on_a_terminal_alone(folder, monkeypatch, capsys):
     source, features = RLDSBuilder("mine", folder).episodes().parts.source, RLDSBuilder("mine", folder).features
     index_episodes(source, features, cache_dir=str(folder / "a"))
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("bushel.base.progress.BAR_AFTER_S", 0.0)
+    monkeypatch.setattr("bushel._src.base.progress.BAR_AFTER_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     index_episodes(source, features, cache_dir=str(folder / "b"), progress=False)
     assert capsys.readouterr().err == ""
@@ -727,7 +727,8 @@ def test_progress_is_shown_on_a_terminal_alone(folder, monkeypatch, capsys):
 
 def test_import_is_light():
     code = (
-        "import sys, bushel.trajectory.rlds, bushel.trajectory.rlds.writer, bushel.trajectory.text_processing;"
+        "import sys, bushel._src.trajectory.rlds.reader, bushel._src.trajectory.rlds.writer;"
+        "import bushel.trajectory.text_processing;"
         "print({'jax', 'PIL', 'simplejpeg', 'tokenizers', 'yaml', 'crc32c'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"

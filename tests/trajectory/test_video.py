@@ -12,11 +12,11 @@ from helpers.lerobot_folders import picture, read_row, write_video
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bushel.base.errors import DamagedFile
-from bushel.sources import file_access
-from bushel.trajectory.video import decoding, mp4_index, packet_table
-from bushel.trajectory.video.packet_table import PacketTables, read_packet_table
-from bushel.trajectory.video.video_files import VideoFiles
+from bushel._src.base.errors import DamagedFile
+from bushel._src.sources import file_access
+from bushel._src.trajectory.video import decoding, mp4_index, packet_table
+from bushel._src.trajectory.video.packet_table import PacketTables, read_packet_table
+from bushel._src.trajectory.video.video_files import VideoFiles
 
 SIZE, COUNT, FPS = (48, 64), 31, 10
 KINDS = {

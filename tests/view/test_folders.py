@@ -7,12 +7,12 @@ import pytest
 from PIL import Image
 
 from bushel import MapDataset, sources
-from bushel.base.errors import UnknownFormat
-from bushel.inspection import inspect_target
-from bushel.sources import file_formats
-from bushel.sources.folder_files import ArrayFiles
-from bushel.sources.record_writers import ArrayRecordWriter, BagWriter, TFRecordWriter
-from bushel.view.paths import open_path
+from bushel._src.base.errors import UnknownFormat
+from bushel._src.inspection.inspector import inspect_target
+from bushel._src.sources import file_formats
+from bushel._src.sources.folder_files import ArrayFiles
+from bushel._src.sources.record_writers import ArrayRecordWriter, BagWriter, TFRecordWriter
+from bushel._src.view.paths import open_path
 
 COUNT = 5
 ENDINGS = file_formats.list_endings()

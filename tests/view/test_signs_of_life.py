@@ -10,8 +10,8 @@ import pytest
 
 import bushel
 from bushel import MapDataset
-from bushel.view.activity import Activity, list_codes
-from bushel.view.session import Session
+from bushel._src.view.activity import Activity, list_codes
+from bushel._src.view.session import Session
 
 
 class Gate:

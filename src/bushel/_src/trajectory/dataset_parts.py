@@ -1,0 +1,198 @@
+"""The parts of a `TrajectoryDataset`, and the functions that are applied to it. `dataset.py` puts them together.
+
+A part is a table of episodes with a description of the samples, or trajectories that a user's function returns. Only a
+table lets the library compute a sample without its whole trajectory.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from bushel._src.base import trees
+from bushel._src.base.state_names import in_states
+from bushel._src.datasets.dataset import MapDataset
+from bushel._src.trajectory.numpy_or_jax import to_numpy, to_objects
+from bushel._src.trajectory.sample_index import index_samples
+from bushel._src.trajectory.samples import SampleOrigins, Samples
+from bushel._src.trajectory.single_pass import evaluate_once
+
+_KEPT_TRAJECTORIES = 8
+
+Move = Callable[[MapDataset[Any]], MapDataset[Any]]
+"""A shuffle or a filter: it changes the order or the choice of elements, and no element."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TablePart:
+    """Episodes of a table. Frames are computed from the numbers of samples, in any order."""
+
+    samples: Samples
+    moves: tuple[Move, ...] = ()
+    """Shuffles and filters of frames, applied to the numbers of samples."""
+    epochs: int | None = 1
+    """How many epochs of this part a mixture has; None for no end."""
+
+    def trajectories(self) -> MapDataset[Any]:
+        """Whole trajectories."""
+        return MapDataset.range(len(self.samples.chosen)).map_with_index(self.samples.trajectory)
+
+    def indices(self, first: int, total: int, joined: Samples | None = None) -> MapDataset[Any]:
+        """The numbers of the samples, from `first` on, of the `total` samples of all parts, which are `joined`."""
+        origins = SampleOrigins(self.samples, joined, first)
+        numbers = index_samples(len(self.samples), first, total, origins)
+        for move in self.moves:
+            numbers = move(numbers)
+        return numbers
+
+    def frames(self) -> MapDataset[Any]:
+        """Single frames."""
+        return self.indices(0, len(self.samples)).map(self.samples, vectorized=True)
+
+    def move(self, move: Move) -> TablePart:
+        """The same part after a shuffle or a filter of its frames."""
+        return dataclasses.replace(self, moves=(*self.moves, move))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpaquePart:
+    """Trajectories, or frames, that are computed by functions which the library cannot look into."""
+
+    ds: MapDataset[Any]
+    epochs: int | None = 1
+    """How many epochs of this part a mixture has; None for no end."""
+
+    def trajectories(self) -> MapDataset[Any]:
+        """Whole trajectories, if the part holds those."""
+        return self.ds
+
+    def frames(self) -> MapDataset[Any]:
+        """Single frames, if the part holds those."""
+        return self.ds
+
+    def move(self, move: Move) -> OpaquePart:
+        """The same part after a shuffle or a filter of its elements."""
+        return dataclasses.replace(self, ds=move(self.ds))
+
+
+Part = TablePart | OpaquePart
+
+
+@in_states(
+    "frames_of_trajectories",
+    {
+        "_trajectories": "frames_of_trajectories.trajectories",
+        "_lengths": "frames_of_trajectories.lengths",
+        "_ends": None,
+        "_made": None,
+        "_lock": None,
+    },
+)
+class _Frames:
+    """The frames of opaque trajectories: each frame needs its whole trajectory, so the last eight are kept."""
+
+    # The identity in saved states holds the name of this class and of its attributes: with other names the states of
+    # older runs would be refused.
+
+    def __init__(self, trajectories: MapDataset[Any], lengths: np.ndarray):
+        self._trajectories, self._lengths = trajectories, lengths
+        self._ends = np.cumsum(lengths)
+        self._made: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return _Frames, (self._trajectories, self._lengths)
+
+    def __call__(self, index: int, number: int) -> Any:
+        place = int(np.searchsorted(self._ends, number, side="right"))
+        time = int(number - (self._ends[place] - self._lengths[place]))
+        trajectory = self._compute(int(index) // int(self._ends[-1]) * len(self._lengths) + place)
+        return trees.map_leaves(lambda leaf: np.array(leaf[time]) if leaf.dtype != object else leaf[time], trajectory)
+
+    def _compute(self, index: int) -> Any:
+        with self._lock:
+            trajectory = self._made.pop(index, None)
+        if trajectory is None:  # outside the lock: two threads may compute the same trajectory, but none waits
+            trajectory = trees.map_leaves(to_numpy, self._trajectories[index])
+        with self._lock:
+            self._made[index] = trajectory
+            while len(self._made) > _KEPT_TRAJECTORIES:
+                self._made.popitem(last=False)
+        return trajectory
+
+
+def flatten_opaque(trajectories: MapDataset[Any]) -> OpaquePart:
+    """The frames of trajectories that the library cannot look into. Computes all of them once, to count the frames."""
+    counts = dict(evaluate_once(trajectories, count_steps, "lengths of trajectories"))
+    lengths = np.array([counts.get(number, 0) for number in range(len(trajectories))], dtype=np.int64)
+    if len(lengths) and not lengths.any():
+        raise ValueError(
+            f"None of the {len(lengths)} trajectories has a frame: the functions that were applied to them returned "
+            "None or no frame for each of them. Did you forget a return?"
+        )
+    return OpaquePart(MapDataset.range(int(lengths.sum())).map_with_index(_Frames(trajectories, lengths)))
+
+
+@in_states("count_steps")
+def count_steps(trajectory: Mapping[str, Any]) -> int:
+    """The number of steps of a trajectory."""
+    return len(trees.leaves(trajectory)[0])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OnTrajectories:
+    """A function of trajectories."""
+
+    function: Callable[..., Any]
+
+    def apply(self, ds: MapDataset[Any], flattened: bool) -> MapDataset[Any]:
+        """The dataset after the function."""
+        return ds.map(self.function)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OnFrames:
+    """A function of frames; with a seed, of a frame and a generator."""
+
+    function: Callable[..., Any]
+    seed: int | None = None
+
+    def apply(self, ds: MapDataset[Any], flattened: bool) -> MapDataset[Any]:
+        """The dataset after the function. For trajectories the function is called frame by frame."""
+        if self.seed is None:
+            return ds.map(self.function if flattened else functools.partial(_map_frames, self.function))
+        changed = self.function if flattened else functools.partial(_map_frames_randomly, self.function)
+        return ds.random_map(changed, seed=self.seed)
+
+
+@in_states("map_frames")
+def _map_frames(function: Callable[[Any], Any], trajectory: Any) -> Any:
+    return _stack_frames([function(frame) for frame in _split_frames(trajectory)])
+
+
+@in_states("map_frames_randomly")
+def _map_frames_randomly(
+    function: Callable[[Any, np.random.Generator], Any], trajectory: Any, rng: np.random.Generator
+) -> Any:
+    return _stack_frames([function(frame, rng) for frame in _split_frames(trajectory)])
+
+
+def _split_frames(trajectory: Any) -> Iterator[Any]:
+    for time in range(count_steps(trajectory)):
+        yield trees.map_leaves(lambda leaf, time=time: leaf[time], trajectory)
+
+
+def _stack_frames(frames: list[Any]) -> Any:
+    def stack(*values: Any) -> np.ndarray:
+        leaves = list(map(to_numpy, values))
+        if isinstance(leaves[0], (bytes, str)) or not hasattr(leaves[0], "dtype"):
+            return to_objects(leaves)
+        return np.stack(leaves)
+
+    return trees.map_leaves(stack, *frames)
