@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bushel._src.jit.device_columns import take_rows
+from bushel._src.jit.array_source import take_rows
 from bushel.jit import ArraySource, BatchTransform, DataLoader
 
 ROWS, SIZE = 60_000, 128

@@ -83,7 +83,7 @@ def measure(function: Callable[[], Any]) -> tuple[Cost, Any]:
     return Cost(time.process_time() - begun, 1024 * grown), value
 
 
-def measure_statistics(kind: str, folder: str, frames: int) -> tuple[Cost, float]:
+def measure_statistics(kind: Any, folder: str, frames: int) -> tuple[Cost, float]:
     """What the table and the statistics cost, from files that were not read before; and CPU seconds the next time."""
     from bushel._src.trajectory import pixels, single_pass
     from bushel.trajectory import make_dataset_from_rlds
@@ -105,7 +105,7 @@ def measure_statistics(kind: str, folder: str, frames: int) -> tuple[Cost, float
     return first, again.cpu_s
 
 
-def measure_floor(kind: str, folder: str, frames: int) -> Cost:
+def measure_floor(kind: Any, folder: str, frames: int) -> Cost:
     """The least work, by hand: the numbers of each episode from its file, then NumPy's statistics of all of them.
 
     For RLDS it is what parses the records: there is no other library without TensorFlow. For HDF5 it is h5py, for
@@ -114,7 +114,7 @@ def measure_floor(kind: str, folder: str, frames: int) -> Cost:
 
     def read() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if kind == "rlds":
-            from bushel._src.sources.tf_example import locate_example
+            from bushel._src.sources.protocol_buffers import locate_example
             from bushel.sources import TFRecordDataSource
 
             for record in TFRecordDataSource(sorted(map(str, Path(folder).glob("robot/*/*.tfrecord*")))):
@@ -143,10 +143,10 @@ def measure_floor(kind: str, folder: str, frames: int) -> Cost:
     return measure(compute)[0]
 
 
-def measure_frames(kind: str, folder: str, count: int) -> tuple[float, float]:
+def measure_frames(kind: Any, folder: str, count: int) -> tuple[float, float]:
     """CPU seconds for a frame of whole episodes in order, and for a frame at random, read and decoded."""
     from bushel._src.trajectory.encoded_images import read_all
-    from bushel._src.trajectory.episode_formats import open_episodes
+    from bushel._src.trajectory.episode_builder import open_episodes
     from bushel.trajectory import decode_image
 
     source: Any = open_episodes("robot", folder, format=kind).episodes()

@@ -67,7 +67,7 @@ def episodes(count: int, pixels: int, quality: int) -> Iterator[dict[str, Any]]:
 
 def pipeline(folder: str, size: int, window: int, augment: bool) -> Any:
     """The pipeline of the original, under its own names."""
-    from bushel._src.trajectory.pipelines import make_interleaved_dataset
+    from bushel._src.trajectory.trajectory_loader import make_interleaved_dataset
 
     operations = {
         "random_resized_crop": {"scale": [0.8, 1.0], "ratio": [0.9, 1.1]},

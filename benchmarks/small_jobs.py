@@ -88,7 +88,7 @@ class RldsFrames:
     """Decoded frames of an RLDS data set, one by one."""
 
     def __init__(self, folder: str):
-        from bushel._src.trajectory.episode_formats import open_episodes
+        from bushel._src.trajectory.episode_builder import open_episodes
 
         source: Any = open_episodes("robot", folder, format="rlds").episodes()
         self.episodes = source.index(progress=False)

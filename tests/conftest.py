@@ -73,8 +73,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 JOBS = (
     "bushel.ray.",
     "bushel._src.sources.conversion.",
-    "bushel._src.sources.output_folders.",
-    "bushel._src.trajectory.conversion.",
+    "bushel._src.sources.folders.",
+    "bushel._src.trajectory.episode_conversion.",
 )
 """Modules whose objects are in pipelines that live as long as one conversion on a cluster. No state is kept of them."""
 

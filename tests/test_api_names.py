@@ -38,6 +38,12 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "bushel.trajectory.make_interleaved_dataset": "traj_transform_threads, traj_read_threads",
         "bushel.trajectory.make_oxe_dataset_kwargs": "data_dir",
         "bushel.trajectory.make_oxe_dataset_kwargs_and_weights": "data_dir",
+        "bushel.trajectory.oxe.crossformer.make_oxe_dataset_kwargs": "data_dir",
+        "bushel.trajectory.oxe.crossformer.make_oxe_dataset_kwargs_and_weights": "data_dir",
+        "bushel.trajectory.oxe.octo.make_oxe_dataset_kwargs": "data_dir",
+        "bushel.trajectory.oxe.octo.make_oxe_dataset_kwargs_and_weights": "data_dir",
+        "bushel.trajectory.oxe.xgym.make_oxe_dataset_kwargs": "data_dir",
+        "bushel.trajectory.oxe.xgym.make_oxe_dataset_kwargs_and_weights": "data_dir",
     },
     "of TFDS and TensorFlow: the folder above the name and the version, the files inside of a data set, a tf.Example": {
         "bushel.sources.encode_example": "features",

@@ -44,7 +44,7 @@ def test_the_page_has_both_tables():
     assert rooms[0] == {"base"}
     assert {"loaders", "device"} in rooms, "two rooms of one rank"
     assert engine[-1] == {"opener"}
-    assert rooms.index({"graph"}) < rooms.index({"engine"}) < rooms.index({"datasets"})
+    assert rooms.index({"display", "graph"}) < rooms.index({"engine"}) < rooms.index({"datasets"})
 
 
 @pytest.mark.parametrize("heading", [ROOMS, ENGINE])

@@ -3,6 +3,7 @@
 import doctest
 import gc
 import importlib
+import inspect
 import pkgutil
 import re
 import runpy
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import bushel
+from bushel._src.base.public import find_module
 from bushel.trajectory.oxe import octo
 
 ROOT = Path(__file__).parent.parent
@@ -54,14 +56,26 @@ def temporary_files_go_with_the_test(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
+class Finder(doctest.DocTestFinder):
+    """Finds the doctests of what is public in the module that defines it: what it shows is its door."""
+
+    def _from_module(self, module, object):
+        if inspect.isclass(object) or inspect.isfunction(object):
+            return find_module(object) == module.__name__
+        return super()._from_module(module, object)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @pytest.mark.parametrize("name", modules())
 def test_doctests(name):
-    found = doctest.testmod(importlib.import_module(name))
-    assert not found.failed
+    module = importlib.import_module(name)
+    runner = doctest.DocTestRunner()
+    for test in Finder(exclude_empty=True).find(module, name):
+        runner.run(test)
+    assert not runner.summarize().failed
 
 
 def test_there_are_doctests():
-    finder = doctest.DocTestFinder(exclude_empty=True)
+    finder = Finder(exclude_empty=True)
     tests = [test for name in modules() for test in finder.find(importlib.import_module(name), name)]
     assert sum(bool(test.examples) for test in tests) > 50
 

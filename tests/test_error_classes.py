@@ -15,7 +15,7 @@ from helpers import renamed_classes
 import bushel
 from bushel import BushelDeprecationWarning, BushelError, BushelWarning, MapDataset, MultiprocessingOptions
 from bushel._src.engine.pool import wire
-from bushel._src.engine.pool.exceptions import _reduce_exception
+from bushel._src.engine.pool.results import _reduce_exception
 from bushel._src.inspection.benchmark import measure_pipeline
 
 INSIDE = {"Aborted", "Closed", "FailedAt", "Misfit", "NotUnderstood", "RowFailed"}

@@ -13,10 +13,9 @@ import pytest
 import bushel
 from bushel._src import cli
 from bushel._src.cli.parser import Parser
-from bushel._src.trajectory.conversion.episode_conversion import convert_episodes
-from bushel._src.trajectory.conversion.video_reencoding import reencode_videos
-from bushel._src.view.handle import view
+from bushel._src.trajectory.episode_conversion import convert_episodes, reencode_videos
 from bushel._src.view.rerun_export import to_rerun
+from bushel._src.view.show_page import view
 from bushel.sources import convert
 
 CALLS: dict[str, list[Callable[..., Any]]] = {

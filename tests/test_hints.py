@@ -19,8 +19,8 @@ import pytest
 
 import bushel
 from bushel import IterDataset, MapDataset, jit
-from bushel._src.base import hints, returns
-from bushel._src.engine.pool.unpicklable import find_unpicklable
+from bushel._src.base import code_inspection, hints
+from bushel._src.engine.pool.program_table import find_unpicklable
 from bushel.trajectory import TrajectoryDataset
 
 
@@ -236,7 +236,7 @@ class Method:
     ],
 )
 def test_which_functions_never_return_a_value(function, expected):
-    assert returns.never_returns(function) is expected
+    assert code_inspection.never_returns(function) is expected
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_which_functions_never_return_a_value(function, expected):
     ],
 )
 def test_which_functions_take_one_argument(function, fits):
-    assert (returns.explain_arguments(function, 1) is None) is fits
+    assert (code_inspection.explain_arguments(function, 1) is None) is fits
 
 
 lock = threading.Lock()

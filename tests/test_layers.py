@@ -1,4 +1,4 @@
-"""Imports inside the private code go downward only. The table below is the design; this file holds it."""
+"""Imports inside the private code go downward only. docs/design/layers.md has the tables; this file holds them."""
 
 import ast
 import functools
@@ -7,43 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.design_tables import ENGINE, ROOMS, read_layers
 
 LIBRARY = Path(__file__).parent.parent / "src" / "bushel" / "_src"
 
 # From low to high. A module imports from lower rows and from inside its own room, never from a neighbour.
-LAYERS = [
-    {"base"},
-    {"index"},
-    {"sources"},
-    {"display", "graph"},
-    {"state"},
-    {"engine"},
-    {"datasets"},
-    {"device", "loaders"},
-    {"reporting"},
-    {"jit"},
-    {"trajectory"},
-    {"testing"},
-    {"view"},
-    {"inspection"},
-    {"cli"},
-]
+LAYERS = read_layers(ROOMS)
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
-# The same inside the engine: programs, then what pools share, then the pools, then who delivers their rows.
-ENGINE_LAYERS = [
-    {"figures", "round_trips", "slabs", "stall", "tally"},
-    {"dma", "program"},
-    {"block_size", "stream_program"},
-    {"tasks"},
-    {"pool"},
-    {"actors", "processes"},
-    {"delivery", "host_memory", "pulling", "report", "thread_trials", "transfer"},
-    {"where_to_run"},
-    {"drawn_delivery", "position_delivery", "stream_delivery"},
-    {"observe"},
-    {"opener"},
-]
+ENGINE_LAYERS = read_layers(ENGINE)
 ENGINE_RANK = {name: rank for rank, names in enumerate(ENGINE_LAYERS) for name in names}
 
 # Narrower than its row allows: jit runs inside jax.jit and must not reach for the host's pipeline. Sources: decoders.
@@ -149,7 +121,7 @@ def complaint(layer: str, name: str, root: Path) -> str | None:
         return f"{library} is a door and stands above everything. Import from the module that defines the name."
     target = rest[1] if len(rest) > 1 else ""
     if target not in RANK:
-        return f"{target or private} has no layer. Place it in the table of tests/test_layers.py."
+        return f"{target or private} has no layer. Place it in the table of docs/design/layers.md."
     if layer == "jit" and target not in {"jit", *JIT_LIBRARY}:
         return f"jit may import only {', '.join(sorted(JIT_LIBRARY))} from {library}.{private}."
     return None if target == layer else _compare(layer, target, RANK)
@@ -169,7 +141,7 @@ def complain_inside_engine(layer: str, name: str, root: Path) -> str | None:
     if not name.startswith(engine) or target == layer:
         return None
     if target not in ENGINE_RANK:
-        return f"{target} is no part of the engine. Place it in the table of tests/test_layers.py."
+        return f"{target} is no part of the engine. Place it in the table of docs/design/layers.md."
     return _compare(layer, target, ENGINE_RANK)
 
 
@@ -182,11 +154,11 @@ def violations(root: Path) -> list[str]:
             continue  # it holds a docstring alone
         layer = path.parts[0].removesuffix(".py")
         if layer not in RANK:
-            found.append(f"{path}: {layer} has no layer. Place it in the table of tests/test_layers.py.")
+            found.append(f"{path}: {layer} has no layer. Place it in the table of docs/design/layers.md.")
             continue
         part = path.parts[1].removesuffix(".py") if layer == "engine" and path.name != "__init__.py" else None
         if part is not None and part not in ENGINE_RANK:
-            found.append(f"{path}: {part} has no layer. Place it in the table of tests/test_layers.py.")
+            found.append(f"{path}: {part} has no layer. Place it in the table of docs/design/layers.md.")
             continue
         for line, name in imported(file, root):
             problem = complaint(layer, name, root)
@@ -296,8 +268,8 @@ def test_the_guard_can_fail(tmp_path, path, text, sentence):
 @pytest.mark.parametrize("path", ["novelty.py", "novelty/part.py"])
 def test_a_new_module_must_be_placed(tmp_path, path):
     user, module = violations(tree(tmp_path, {path: "", "datasets/map.py": "from bushel._src.novelty import New"}))
-    assert user == "datasets/map.py:1: novelty has no layer. Place it in the table of tests/test_layers.py."
-    assert module == f"{path}: novelty has no layer. Place it in the table of tests/test_layers.py."
+    assert user == "datasets/map.py:1: novelty has no layer. Place it in the table of docs/design/layers.md."
+    assert module == f"{path}: novelty has no layer. Place it in the table of docs/design/layers.md."
 
 
 CYCLIC = [

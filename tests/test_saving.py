@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 import bushel
 from bushel import DamagedFile, MapDataset
-from bushel._src.sources import element_records
+from bushel._src.sources import saved_elements
 from bushel._src.sources.saved_elements import SavedDataSource
 from bushel.testing import same
 
@@ -53,17 +53,17 @@ trees = st.recursive(
 
 @given(trees)
 def test_an_element_comes_back_as_it_was(element):
-    layout = json.loads(json.dumps(element_records.infer_layout(element)))
-    assert element_records.check_layout(layout, "here") == layout
-    back = element_records.decode(element_records.encode(element, layout), layout)
+    layout = json.loads(json.dumps(saved_elements.infer_layout(element)))
+    assert saved_elements.check_layout(layout, "here") == layout
+    back = saved_elements.decode(saved_elements.encode(element, layout), layout)
     assert same(back, element)
     assert all(leaf.flags.writeable for leaf in bushel._src.base.trees.leaves(back) if isinstance(leaf, np.ndarray))
 
 
 @given(trees, st.data())
 def test_a_record_that_is_cut_or_changed_is_damaged_or_another_element(element, data):
-    layout = element_records.infer_layout(element)
-    record = bytearray(element_records.encode(element, layout))
+    layout = saved_elements.infer_layout(element)
+    record = bytearray(saved_elements.encode(element, layout))
     if not record:
         return
     if data.draw(st.booleans()):
@@ -71,7 +71,7 @@ def test_a_record_that_is_cut_or_changed_is_damaged_or_another_element(element, 
     else:
         record[data.draw(st.integers(0, len(record) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with contextlib.suppress(DamagedFile):  # and no other error
-        element_records.decode(bytes(record), layout)
+        saved_elements.decode(bytes(record), layout)
 
 
 def rich(number):

@@ -28,7 +28,6 @@ if _typing.TYPE_CHECKING:
     from bushel import trajectory as trajectory
     from bushel import transforms as transforms
     from bushel import view as view
-    from bushel._src.base.config import config as config
     from bushel._src.base.errors import BushelDeprecationWarning as BushelDeprecationWarning
     from bushel._src.base.errors import BushelError as BushelError
     from bushel._src.base.errors import BushelWarning as BushelWarning
@@ -44,47 +43,48 @@ if _typing.TYPE_CHECKING:
     from bushel._src.base.errors import UnknownFormat as UnknownFormat
     from bushel._src.base.errors import WorkerDied as WorkerDied
     from bushel._src.base.errors import WorkerTimeout as WorkerTimeout
+    from bushel._src.base.grain_names import config as config
     from bushel._src.base.options import DatasetOptions as DatasetOptions
     from bushel._src.base.options import MultiprocessingOptions as MultiprocessingOptions
+    from bushel._src.base.options import NoSharding as NoSharding
     from bushel._src.base.options import RayOptions as RayOptions
     from bushel._src.base.options import ReadOptions as ReadOptions
+    from bushel._src.base.options import ShardByJaxProcess as ShardByJaxProcess
+    from bushel._src.base.options import ShardOptions as ShardOptions
     from bushel._src.base.options import WorkerOptions as WorkerOptions
+    from bushel._src.base.progress import Written as Written
     from bushel._src.base.progress import on_progress as on_progress
     from bushel._src.base.records import Record as Record
     from bushel._src.base.records import RecordMetadata as RecordMetadata
-    from bushel._src.base.sharding import NoSharding as NoSharding
-    from bushel._src.base.sharding import ShardByJaxProcess as ShardByJaxProcess
-    from bushel._src.base.sharding import ShardOptions as ShardOptions
     from bushel._src.base.transforms import Batch as Batch
     from bushel._src.base.transforms import Map as MapTransform
     from bushel._src.base.transforms import RandomMap as RandomMapTransform
     from bushel._src.base.transforms import Transformation as Transformation
-    from bushel._src.base.written import Written as Written
     from bushel._src.datasets.base_dataset import Dataset as Dataset
     from bushel._src.datasets.dataset import IterDataset as IterDataset
     from bushel._src.datasets.dataset import MapDataset as MapDataset
     from bushel._src.datasets.iterator import DatasetIterator as DatasetIterator
     from bushel._src.datasets.map_dataset import PackedMapDataset as PackedMapDataset
-    from bushel._src.device.loader_on_device import device_put as device_put
-    from bushel._src.display.shown import ShownElement as ShownElement
+    from bushel._src.device.to_device import device_put as device_put
+    from bushel._src.display.show_element import ShownElement as ShownElement
     from bushel._src.engine.report import Report as Report
     from bushel._src.graph.columns import Column as Column
+    from bushel._src.graph.graph_text import Description as Description
     from bushel._src.graph.origins import ElementOrigin as ElementOrigin
     from bushel._src.graph.origins import SourceRecord as SourceRecord
-    from bushel._src.graph.sampling import IndexSampler as IndexSampler
-    from bushel._src.graph.sampling import Sampler as Sampler
-    from bushel._src.graph.sampling import SequentialSampler as SequentialSampler
-    from bushel._src.graph.show import Description as Description
+    from bushel._src.graph.samplers import IndexSampler as IndexSampler
+    from bushel._src.graph.samplers import Sampler as Sampler
+    from bushel._src.graph.samplers import SequentialSampler as SequentialSampler
     from bushel._src.loaders.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
     from bushel._src.loaders.data_loader import DataLoader as DataLoader
     from bushel._src.loaders.data_loader import DataLoaderIterator as DataLoaderIterator
     from bushel._src.loaders.data_loader import load as load
     from bushel._src.loaders.elastic import ElasticIterator as ElasticIterator
-    from bushel._src.reporting.server import ReportServer as ReportServer
-    from bushel._src.reporting.server import serve_report as serve_report
+    from bushel._src.reporting.report_server import ReportServer as ReportServer
+    from bushel._src.reporting.report_server import serve_report as serve_report
     from bushel._src.sources.protocol import RandomAccessDataSource as RandomAccessDataSource
-    from bushel._src.state.explanation import IdentityExplanation as IdentityExplanation
-    from bushel._src.state.explanation import explain_identity as explain_identity
+    from bushel._src.state.identity import IdentityExplanation as IdentityExplanation
+    from bushel._src.state.identity import explain_identity as explain_identity
 
 __version__ = "0.1.0"
 __version_info__ = (0, 1, 0)
@@ -164,35 +164,36 @@ _EXTRAS = ("device", "device_put", "jit", "prometheus", "ray", "trajectory", "vi
 """Names that need an extra, such as JAX. They are not in `__all__`, so that `from bushel import *` needs none."""
 
 _MODULES = {
-    "base.config": "config",
     "base.errors": (
         "BushelDeprecationWarning BushelError BushelWarning DamagedFile OtherFile PipelineNotSent "
         "PositionOutOfRange SavedByAnotherPipeline StateMismatch StoppedByUser TooLarge TooManySkipped "
         "UnknownFormat WorkerDied WorkerTimeout"
     ),
-    "base.options": "DatasetOptions MultiprocessingOptions RayOptions ReadOptions WorkerOptions",
-    "base.progress": "on_progress",
+    "base.grain_names": "config",
+    "base.options": (
+        "DatasetOptions MultiprocessingOptions NoSharding RayOptions ReadOptions ShardByJaxProcess "
+        "ShardOptions WorkerOptions"
+    ),
+    "base.progress": "on_progress Written",
     "base.records": "Record RecordMetadata",
-    "base.sharding": "NoSharding ShardByJaxProcess ShardOptions",
     "base.transforms": "Batch Map=MapTransform RandomMap=RandomMapTransform Transformation",
-    "base.written": "Written",
     "datasets.base_dataset": "Dataset",
     "datasets.dataset": "IterDataset MapDataset",
     "datasets.iterator": "DatasetIterator",
     "datasets.map_dataset": "PackedMapDataset",
-    "device.loader_on_device": "device_put",
-    "display.shown": "ShownElement",
+    "device.to_device": "device_put",
+    "display.show_element": "ShownElement",
     "engine.report": "Report",
     "graph.columns": "Column",
+    "graph.graph_text": "Description",
     "graph.origins": "ElementOrigin SourceRecord",
-    "graph.sampling": "IndexSampler Sampler SequentialSampler",
-    "graph.show": "Description",
+    "graph.samplers": "IndexSampler Sampler SequentialSampler",
     "loaders.checkpoint": "CheckpointHandler=OrbaxCheckpointHandler",
     "loaders.data_loader": "DataLoader DataLoaderIterator load",
     "loaders.elastic": "ElasticIterator",
-    "reporting.server": "ReportServer serve_report",
+    "reporting.report_server": "ReportServer serve_report",
     "sources.protocol": "RandomAccessDataSource",
-    "state.explanation": "IdentityExplanation explain_identity",
+    "state.identity": "explain_identity IdentityExplanation",
 }
 
 if not _typing.TYPE_CHECKING:  # so that a type checker reports missing names

@@ -6,11 +6,14 @@ from bushel._src.base.doors import open_door as _open_door
 
 if _typing.TYPE_CHECKING:
     from bushel._src.loaders.orbax import CheckpointRestore, CheckpointSave
-    from bushel._src.state.handler import CheckpointHandler
+    from bushel._src.state.checkpoint_files import CheckpointHandler
 
 __all__ = ["CheckpointHandler", "CheckpointRestore", "CheckpointSave"]
 
-_MODULES = {"loaders.checkpoint": "CheckpointHandler", "loaders.orbax": "CheckpointRestore CheckpointSave"}
+_MODULES = {
+    "loaders.orbax": "CheckpointRestore CheckpointSave",
+    "state.checkpoint_files": "CheckpointHandler",
+}
 
 if not _typing.TYPE_CHECKING:  # Orbax is large: it is loaded when it is used
     __getattr__, __dir__ = _open_door(__name__, __all__, _MODULES)

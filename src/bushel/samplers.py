@@ -1,6 +1,6 @@
 """Samplers of a DataLoader, under Grain's names."""
 
-from bushel._src.graph.sampling import IndexSampler, Sampler, SequentialSampler
+from bushel._src.graph.samplers import IndexSampler, Sampler, SequentialSampler
 
 __all__ = [
     "IndexSampler",

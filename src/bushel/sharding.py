@@ -1,6 +1,6 @@
 """Which part of the data a process reads, under Grain's names."""
 
-from bushel._src.base.sharding import NoSharding, ShardByJaxProcess, ShardOptions
+from bushel._src.base.options import NoSharding, ShardByJaxProcess, ShardOptions
 
 __all__ = [
     "NoSharding",

@@ -15,22 +15,23 @@ if _typing.TYPE_CHECKING:
     from bushel._src.sources.bagz import BagzDataSource
     from bushel._src.sources.checksums import check_checksums, write_checksums
     from bushel._src.sources.conversion import convert
-    from bushel._src.sources.fixed_records import FixedRecords
     from bushel._src.sources.hdf5 import HDF5DataSource
     from bushel._src.sources.lance import LanceDataSource
     from bushel._src.sources.media import decode_audio, decode_image
-    from bushel._src.sources.memory_sources import ArrayDataSource, RangeDataSource
+    from bushel._src.sources.memory_sources import (
+        ArrayDataSource,
+        RaggedDataSource,
+        RangeDataSource,
+        SharedMemoryDataSource,
+    )
     from bushel._src.sources.parquet import ParquetDataSource
+    from bushel._src.sources.plain_files import FileDataSource, FixedRecords, LineDataSource
     from bushel._src.sources.protocol import RandomAccessDataSource, file_fingerprint
-    from bushel._src.sources.ragged_arrays import RaggedDataSource
-    from bushel._src.sources.shared_list import SharedMemoryDataSource
+    from bushel._src.sources.protocol_buffers import decode_example, encode_example
     from bushel._src.sources.size_limits import Limits, get_limits, set_limits
     from bushel._src.sources.source_by_path import open
-    from bushel._src.sources.text_lines import LineDataSource
-    from bushel._src.sources.tf_example import decode_example, encode_example
     from bushel._src.sources.tfds import TFDSDataSource
     from bushel._src.sources.tfrecord import TFRecordDataSource
-    from bushel._src.sources.whole_files import FileDataSource
     from bushel._src.sources.zarr import ZarrDataSource
 
 __all__ = [
@@ -75,22 +76,18 @@ _MODULES = {
     "sources.bagz": "BagzDataSource",
     "sources.checksums": "check_checksums write_checksums",
     "sources.conversion": "convert",
-    "sources.fixed_records": "FixedRecords",
     "sources.hdf5": "HDF5DataSource",
     "sources.lance": "LanceDataSource",
     "sources.media": "decode_audio decode_image",
-    "sources.memory_sources": "ArrayDataSource RangeDataSource",
+    "sources.memory_sources": "ArrayDataSource RaggedDataSource RangeDataSource SharedMemoryDataSource",
     "sources.parquet": "ParquetDataSource",
-    "sources.protocol": "RandomAccessDataSource file_fingerprint",
-    "sources.ragged_arrays": "RaggedDataSource",
-    "sources.shared_list": "SharedMemoryDataSource",
-    "sources.size_limits": "Limits get_limits set_limits",
+    "sources.plain_files": "FileDataSource FixedRecords LineDataSource",
+    "sources.protocol": "file_fingerprint RandomAccessDataSource",
+    "sources.protocol_buffers": "decode_example encode_example",
+    "sources.size_limits": "get_limits Limits set_limits",
     "sources.source_by_path": "open",
-    "sources.text_lines": "LineDataSource",
-    "sources.tf_example": "decode_example encode_example",
     "sources.tfds": "TFDSDataSource",
     "sources.tfrecord": "TFRecordDataSource",
-    "sources.whole_files": "FileDataSource",
     "sources.zarr": "ZarrDataSource",
 }
 

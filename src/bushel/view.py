@@ -3,8 +3,8 @@
 import sys as _sys
 import types as _types
 
-from bushel._src.view.handle import View, view
 from bushel._src.view.rerun_export import to_rerun
+from bushel._src.view.show_page import View, view
 
 __all__ = ["View", "to_rerun", "view"]
 

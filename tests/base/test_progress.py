@@ -15,7 +15,7 @@ from helpers.terminals import BARS_AT_ONCE, last_drawn, run_on_terminal
 import bushel
 from bushel._src.base import progress as module
 from bushel._src.base.progress import Progress, on_progress, without_progress
-from bushel._src.trajectory.conversion.episode_conversion import convert_episodes
+from bushel._src.trajectory.episode_conversion import convert_episodes
 from bushel._src.trajectory.single_pass import iterate_once
 from bushel.trajectory import RLDSBuilder, get_dataset_statistics
 

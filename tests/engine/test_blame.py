@@ -15,7 +15,8 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bushel._src.engine.pool.blame import (
+from bushel._src.engine.pool.jobs import Job
+from bushel._src.engine.pool.scheduling import (
     CHANCE,
     FEWEST_DEATHS,
     FIRST_PAUSE_S,
@@ -24,7 +25,6 @@ from bushel._src.engine.pool.blame import (
     Blame,
     Suspicion,
 )
-from bushel._src.engine.pool.jobs import Job
 
 ELEMENT_S = 0.002
 START_S = 0.03

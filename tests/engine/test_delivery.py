@@ -26,8 +26,7 @@ from hypothesis import strategies as st
 import bushel
 from bushel import experimental as ex
 from bushel._src.datasets.iterator import PipelineIterator
-from bushel._src.engine.block_size import BLOCK_S, MOST_POSITIONS, Sizer
-from bushel._src.engine.delivery import Placement
+from bushel._src.engine.delivery import BLOCK_S, MOST_POSITIONS, Placement, Sizer
 from bushel._src.engine.position_delivery import PositionDelivery
 from bushel._src.engine.processes.executor import Processes
 from bushel._src.engine.program import Program, Result

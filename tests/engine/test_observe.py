@@ -21,15 +21,14 @@ from hypothesis import HealthCheck, given, settings
 
 import bushel
 from bushel._src.datasets.iterator import PipelineIterator
-from bushel._src.engine.figures import Pool, Stage
-from bushel._src.engine.observe import Observer
+from bushel._src.engine.measurements import Pool, Stage, Watched, number_stages
 from bushel._src.engine.opener import open_stream
 from bushel._src.engine.position_delivery import PositionDelivery
 from bushel._src.engine.processes.executor import Processes
-from bushel._src.engine.program import PlannedRows, Program, run
+from bushel._src.engine.program import PlannedInput, Program, run
 from bushel._src.engine.report import Report
-from bushel._src.engine.tally import Watched, number_stages
 from bushel._src.engine.tasks import Threads
+from bushel._src.engine.timing_wrappers import Observer
 from bushel._src.graph.node import Node
 from bushel.engine import Executor
 from bushel.experimental import (
@@ -364,7 +363,7 @@ def test_without_timing_there_is_no_wrapper():
     chain = open_stream(ds._node, None, executor, observer)
     assert chain._placement.executor is executor  # type: ignore[attr-defined]
     node = ds._node.parent
-    assert run(Program(node), PlannedRows(node), 0, 10, lambda *_: 0).tally is None
+    assert run(Program(node), PlannedInput(node), 0, 10, lambda *_: 0).tally is None
 
 
 def test_a_report_without_timing_says_how_to_get_it():

@@ -29,8 +29,7 @@ from hypothesis import strategies as st
 import bushel
 from bushel import experimental as ex
 from bushel._src.engine import opener
-from bushel._src.engine.processes.executor import Processes
-from bushel._src.engine.processes.supervisor import SUPERVISORS
+from bushel._src.engine.processes.executor import SUPERVISORS, Processes
 from bushel._src.engine.program import Program
 from bushel._src.engine.tasks import Ledger, Task, Threads
 from bushel.testing import same

@@ -20,8 +20,7 @@ from bushel._src.engine import opener
 from bushel._src.engine import position_delivery as positions
 from bushel._src.engine.program import Result
 from bushel._src.engine.tasks import Executor, Task, Ticket
-from bushel._src.engine.thread_trials import COMPUTED_S, FEW, Speed, Trials, TriedThreads
-from bushel._src.engine.where_to_run import WhereToRun
+from bushel._src.engine.where_to_run import COMPUTED_S, FEW, Speed, Trials, TriedThreads, WhereToRun
 
 BATCH = 16
 

@@ -63,7 +63,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("bushel._src.engine.processes.supervisor.time", clock)
+    monkeypatch.setattr("bushel._src.engine.processes.executor.time", clock)
     monkeypatch.setattr("bushel._src.engine.pool.supervisor.time", clock)
     return clock
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bushel
-from bushel._src.engine.figures import DELIVERY, Pool, Stage, Transfer
+from bushel._src.engine.measurements import DELIVERY, Pool, Stage, Transfer
 from bushel._src.engine.report import Report, judge
 
 

@@ -25,9 +25,7 @@ from bushel._src.datasets.iter_dataset import IterPipeline
 from bushel._src.datasets.iterator import PipelineIterator
 from bushel._src.engine.processes.executor import Processes
 from bushel._src.engine.tasks import Threads
-from bushel._src.graph.cursors import END, Cursor, Mark, Over, make_rows
-from bushel._src.graph.skips import Skips
-from bushel._src.graph.state_fields import State, read_field
+from bushel._src.graph.cursors import END, Cursor, Mark, Over, Skips, State, make_rows, read_field
 from bushel._src.graph.streams import OneParent, Opener, Ordered
 from bushel.engine import Executor
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same

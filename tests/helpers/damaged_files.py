@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bushel._src.sources.parquet_records import ParquetRecords
+from bushel._src.sources.parquet import ParquetRecords
 from bushel.experimental import ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.sources import (
     ArrayRecordDataSource,

@@ -18,7 +18,7 @@ import zarr
 from safetensors.numpy import save_file
 
 import bushel
-from bushel._src.trajectory.conversion.episode_conversion import convert_episodes
+from bushel._src.trajectory.episode_conversion import convert_episodes
 from bushel.sources import encode_example
 from helpers.record_formats import array_record, bag, tfrecord
 

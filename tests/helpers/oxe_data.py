@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from bushel._src.trajectory.data_utils import nest_leaves
-from bushel._src.trajectory.oxe.entry_points import PROJECTS, load_tables
-from bushel._src.trajectory.oxe.registry import read_table
+from bushel._src.trajectory.oxe.registry import PROJECTS, load_tables, read_table
 from bushel._src.trajectory.rlds.writer import write_rlds
 from helpers.golden_trajectories import GOLDEN
 

@@ -16,10 +16,10 @@ from helpers.strategies import grain_shuffles_rightly, near_powers_of_two, seeds
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from bushel._src.index.many_shuffles import ManyShuffles
 from bushel._src.index.shuffle import (
     ROUNDS,
     SMALL,
+    ManyShuffles,
     epoch_table,
     forget_tables,
     index_shuffle,

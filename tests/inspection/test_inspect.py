@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bushel._src import cli
-from bushel._src.base.install import install_command
-from bushel._src.inspection.facts import Histogram, list_columns
+from bushel._src.base.late_imports import install_command
+from bushel._src.inspection.facts import Histogram, describe, list_columns, show_histogram
 from bushel._src.inspection.inspector import inspect_target
-from bushel._src.inspection.text import describe, show_histogram
 
 FACTS = {
     # target: format, unit, count, some entries with their types

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import bushel
 from bushel._src import cli
 from bushel._src.inspection.statistics import EntryStatistics, measure_elements, show_table
-from bushel._src.trajectory.episode_formats import open_episodes
+from bushel._src.trajectory.episode_builder import open_episodes
 from bushel.trajectory import get_dataset_statistics, load_statistics
 
 

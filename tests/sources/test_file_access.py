@@ -813,8 +813,7 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
 
 
 def test_a_missing_package_names_the_way_to_get_it():
-    from bushel._src.base.install import install_command
-    from bushel._src.sources.optional_packages import import_package
+    from bushel._src.base.late_imports import import_package, install_command
 
     message = f"Some files need the package 'no_such': {install_command('some')}"
     with pytest.raises(ImportError, match=re.escape(message)):

@@ -6,7 +6,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel._src.sources.tf_example import locate_example, slice_record
+from bushel._src.sources.protocol_buffers import locate_example, slice_record
 from bushel.sources import decode_example, encode_example
 
 

@@ -26,7 +26,7 @@ PINNED = Path(__file__).parents[1] / "state_names.json"
 PROGRAM = renamed_classes.__file__
 
 
-def describe_fields(entry: state_names.Entry) -> list[str]:
+def describe_fields(entry: state_names.StateName) -> list[str]:
     """What of an object with this constant reaches a digest, by the keys there."""
     kind = entry.named
     if not isinstance(kind, type):
@@ -41,29 +41,20 @@ def describe_fields(entry: state_names.Entry) -> list[str]:
 
 def list_jit_states() -> dict[str, list[str]]:
     """The fields of what jitted loaders keep, which a checkpoint of JAX arrays names."""
-    from bushel._src.jit import (
-        chunk_loader,
-        compiled_loader,
-        gymnax_source,
-        prioritised_buffer,
-        replay_buffer,
-        source,
-        trajectory_buffer,
-        transform_base,
-    )
+    from bushel._src.jit import chunk_loader, compiled_loader, gymnax_source, replay_buffer, source
 
     kinds = [
         chunk_loader.Chunk,
         compiled_loader.LoaderState,
         gymnax_source.GymnaxSourceState,
-        prioritised_buffer.PriorityState,
-        prioritised_buffer.SumTree,
+        replay_buffer.PriorityState,
+        replay_buffer.SumTree,
         replay_buffer.BufferState,
         replay_buffer.ReplayState,
-        source.EpochTables,
+        source.PrecomputedEpochs,
         source.IndexedState,
-        trajectory_buffer.TrajectoryState,
-        transform_base.StreamState,
+        replay_buffer.TrajectoryState,
+        source.StreamState,
     ]
     return {f"jit {kind.__name__}": list(kind._fields) for kind in kinds}
 

@@ -35,10 +35,10 @@ OF_DELIVERY = (
     "thread_trials",
     "trouble",
 )
-ENGINE_TESTS = dict.fromkeys(("pool", "processes", "slabs"), OF_WORKERS) | dict.fromkeys(
+ENGINE_TESTS = dict.fromkeys(("pool", "processes", "shared_memory"), OF_WORKERS) | dict.fromkeys(
     (
-        *("block_size", "delivery", "drawn_delivery", "opener", "position_delivery", "program", "pulling"),
-        *("stream_delivery", "stream_program", "tasks", "thread_trials", "where_to_run"),
+        *("delivery", "opener", "position_delivery", "program", "stream_delivery", "stream_program", "tasks"),
+        *("threaded_cursor", "upstream_delivery", "where_to_run"),
     ),
     OF_DELIVERY,
 )

@@ -10,8 +10,8 @@ from helpers.golden_trajectories import assert_same_tree
 
 import bushel
 from bushel._src.base.errors import StateMismatch
-from bushel._src.base.sharding import ShardOptions
-from bushel._src.trajectory.loader import get_dataloader
+from bushel._src.base.options import ShardOptions
+from bushel._src.trajectory.trajectory_loader import get_dataloader
 
 
 @pytest.fixture(scope="module")

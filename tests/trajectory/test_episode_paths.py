@@ -13,9 +13,9 @@ from helpers.servers import BUCKET, Web, s3
 
 from bushel._src import cli
 from bushel._src.inspection.inspector import inspect_target
-from bushel._src.trajectory.episode_paths import detect_kind, find_kind
+from bushel._src.trajectory.episode_builder import detect_kind, find_kind
 from bushel._src.view.panels import robots
-from bushel._src.view.queries import Query
+from bushel._src.view.session import Query
 from bushel._src.view.targets import open_session
 
 KINDS = {

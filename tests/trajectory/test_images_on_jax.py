@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bushel._src.trajectory.augmentations import augment_image, draw_parameters
-from bushel._src.trajectory.numpy_or_jax import make_key
+from bushel._src.trajectory.data_utils import make_key
 from bushel._src.trajectory.obs_transforms import choose_images, over_window
 from bushel._src.trajectory.pixels import resize_depth_image, resize_image
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout

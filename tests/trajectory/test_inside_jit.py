@@ -23,9 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bushel._src.jit import image_augmentation
-from bushel._src.trajectory.augmentations import augment_image, draw_parameters
-from bushel._src.trajectory.device_augmentations import augment_images
-from bushel._src.trajectory.image_operations import OPERATIONS
+from bushel._src.trajectory.augmentations import OPERATIONS, augment_image, augment_images, draw_parameters
 from bushel._src.trajectory.pixels import resize_depth_image, resize_image
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout
 

@@ -21,9 +21,8 @@ from bushel._src.base.errors import DamagedFile
 from bushel._src.base.options import DatasetOptions
 from bushel._src.datasets.dataset import WithOptionsIterDataset
 from bushel._src.trajectory.lerobot import table as tables
-from bushel._src.trajectory.lerobot.alignment import align_frames
-from bushel._src.trajectory.lerobot.dataset_folder import LeRobotFolder
-from bushel._src.trajectory.lerobot.depth_code import DepthCode
+from bushel._src.trajectory.lerobot.dataset_folder import DepthCode, LeRobotFolder
+from bushel._src.trajectory.lerobot.table import align_frames
 from bushel.trajectory import (
     LeRobotSource,
     RLDSBuilder,

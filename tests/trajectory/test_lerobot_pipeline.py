@@ -8,8 +8,8 @@ import yaml
 from helpers.lerobot_folders import CAMERAS, picture, read_row, write_dataset
 from helpers.servers import BUCKET, Web, s3
 
-from bushel._src.trajectory.lerobot.builder import LeRobotBuilder
 from bushel._src.trajectory.lerobot.dataset_folder import LeRobotFolder
+from bushel._src.trajectory.lerobot.reader import LeRobotBuilder
 from bushel.trajectory import (
     LeRobotSource,
     convert_episodes,

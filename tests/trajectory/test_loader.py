@@ -17,13 +17,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from bushel._src.base.errors import StateMismatch, TooManySkipped
-from bushel._src.base.options import MultiprocessingOptions
-from bushel._src.base.sharding import ShardByJaxProcess, ShardOptions
-from bushel._src.trajectory.dataset import TrajectoryDataset
-from bushel._src.trajectory.loader import build_dataset_from_config, get_dataloader, get_dataset
+from bushel._src.base.options import MultiprocessingOptions, ShardByJaxProcess, ShardOptions
 from bushel._src.trajectory.mixture_config import MixtureConfig
-from bushel._src.trajectory.pipelines import make_interleaved_dataset, make_single_dataset
 from bushel._src.trajectory.rlds.writer import write_rlds
+from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
+from bushel._src.trajectory.trajectory_loader import (
+    build_dataset_from_config,
+    get_dataloader,
+    get_dataset,
+    make_interleaved_dataset,
+    make_single_dataset,
+)
 from bushel.trajectory.text_processing import process_text
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -510,5 +514,5 @@ def test_what_a_loader_needs_is_told(cache):
 
 def test_configs_and_loaders_need_nothing_until_they_are_used():
     heavy = "{'jax', 'grain', 'yaml', 'PIL', 'simplejpeg', 'tokenizers'}"
-    program = f"import sys, bushel._src.trajectory.loader; sys.exit(', '.join({heavy} & set(sys.modules)))"
+    program = f"import sys, bushel._src.trajectory.trajectory_loader; sys.exit(', '.join({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stderr.strip() == ""

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from bushel._src.trajectory.dataset_from_rlds import make_dataset_from_rlds
-from bushel._src.trajectory.loader import get_dataloader, get_dataset
+from bushel._src.trajectory.config_values import ModuleSpec
+from bushel._src.trajectory.make_dataset import make_dataset_from_rlds
 from bushel._src.trajectory.mixture_config import DatasetConfig, MixtureConfig
-from bushel._src.trajectory.module_spec import ModuleSpec
 from bushel._src.trajectory.normalization import NormalizationType
-from bushel._src.trajectory.pipelines import make_interleaved_dataset
+from bushel._src.trajectory.trajectory_loader import get_dataloader, get_dataset, make_interleaved_dataset
 
 # What a config is.
 
@@ -208,7 +207,7 @@ RUNS = {"module": "os", "name": "system", "args": ["touch /tmp/ran"], "kwargs": 
     [
         "os:system",
         RUNS,
-        "bushel._src.trajectory.module_spec:importlib.import_module",
+        "bushel._src.trajectory.config_values:importlib.import_module",
         "bushel.trajectory.obs_transforms:np.load",
         "bushel.trajectory.obs_transforms:np",
         "bushel.trajectory.task_augmentation:Rephraser",

@@ -8,7 +8,7 @@ import math
 import pytest
 from helpers.golden_trajectories import text
 
-from bushel._src.trajectory.module_spec import ModuleSpec
+from bushel._src.trajectory.config_values import ModuleSpec
 
 
 @pytest.mark.parametrize("case", text("utils/module_spec"))

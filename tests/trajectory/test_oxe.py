@@ -10,9 +10,9 @@ import yaml
 from helpers import oxe_data
 from ml_collections import ConfigDict
 
-from bushel._src.trajectory.oxe.entry_points import PROJECTS, load_tables
+from bushel._src.trajectory.oxe.registry import PROJECTS, load_tables
 from bushel._src.trajectory.rlds.reader import RLDSBuilder
-from bushel._src.trajectory.statements import load_standardization
+from bushel._src.trajectory.standardization_steps import load_standardization
 from bushel.trajectory import (
     DatasetConfig,
     MixtureConfig,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bushel._src.base.install import install_command
+from bushel._src.base.late_imports import install_command
 from bushel._src.trajectory.pixels import decode_depth, decode_image, decode_resized, resize_depth_image, resize_image
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "frame" / "decode_resize.npz")

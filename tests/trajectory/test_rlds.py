@@ -25,15 +25,13 @@ from PIL import Image
 
 from bushel import MapDataset, MultiprocessingOptions
 from bushel._src.base.errors import DamagedFile
-from bushel._src.sources.tf_example import locate_example
-from bushel._src.sources.tfds_json import Entry
+from bushel._src.sources.protocol_buffers import locate_example
+from bushel._src.sources.tfds import JsonEntry
 from bushel._src.trajectory import encoded_images
 from bushel._src.trajectory.encoded_images import Encoded, RecordParts, read_all
-from bushel._src.trajectory.rlds.dataset_folder import find_folder
-from bushel._src.trajectory.rlds.episode_index import count_stored_steps, index_episodes
-from bushel._src.trajectory.rlds.features import Values, parse_features
-from bushel._src.trajectory.rlds.reader import RLDSBuilder
-from bushel._src.trajectory.rlds.splits import parse_split
+from bushel._src.trajectory.episode_builder import parse_split
+from bushel._src.trajectory.rlds.dataset_folder import Values, find_folder, parse_features
+from bushel._src.trajectory.rlds.reader import RLDSBuilder, count_stored_steps, index_episodes
 from bushel._src.trajectory.rlds.writer import write_rlds
 from bushel.sources import TFRecordDataSource, decode_image, encode_example
 from bushel.testing import same
@@ -546,14 +544,14 @@ def test_features_that_contradict_the_records(folder):
 
 def test_features_that_are_not_read():
     with pytest.raises(ValueError, match=r"x is not an RLDS data set: .* \(image\). Use bushel.sources.TFDSDataSource"):
-        parse_features(Entry({"featuresDict": {"features": {"image": {}}}}, "features.json"), "x")
+        parse_features(JsonEntry({"featuresDict": {"features": {"image": {}}}}, "features.json"), "x")
     audio = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {}}
     steps = {"sequence": {"feature": {"featuresDict": {"features": {"sound": audio}}}}}
     with pytest.raises(ValueError, match="x: steps/sound is a feature of the kind Audio, which Bushel cannot read"):
-        parse_features(Entry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "x")
+        parse_features(JsonEntry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "x")
     with pytest.raises(ValueError, match=r"has an old form of TFDS that Bushel cannot read. A newer TFDS rewrites it"):
         old = {"type": "tensorflow_datasets.core.features.features_dict.FeaturesDict", "content": {}}
-        parse_features(Entry(old, "features.json"), "x")
+        parse_features(JsonEntry(old, "features.json"), "x")
 
 
 def sequence(feature, length=-1):
@@ -572,7 +570,7 @@ def test_sequences_inside_of_steps():
         "x": number,
     }
     steps = sequence({"featuresDict": {"features": inner}})
-    features = parse_features(Entry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "mine")
+    features = parse_features(JsonEntry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "mine")
     stored = {
         "steps/x": [7, 8, 9],
         "steps/a/ragged_flat_values": [1, 2, 3],

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import bushel
-from bushel._src.trajectory.module_spec import ModuleSpec
-from bushel._src.trajectory.statistics import (
+from bushel._src.trajectory.config_values import ModuleSpec
+from bushel._src.trajectory.dataset_statistics import (
     Statistics,
     code_of,
     get_dataset_statistics,

@@ -11,10 +11,9 @@ from PIL import Image
 import bushel
 from bushel import MapDataset
 from bushel._src.display.describe import describe_element
-from bushel._src.view.class_names import ClassNames, list_names
 from bushel._src.view.panels import elements as panel
-from bushel._src.view.queries import Query
-from bushel._src.view.session import Session
+from bushel._src.view.panels.elements import ClassNames, list_names
+from bushel._src.view.session import Query, Session
 from bushel._src.view.targets import open_session
 
 NAMES = ["cat", "dog", "owl"]

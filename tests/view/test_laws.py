@@ -14,11 +14,10 @@ import bushel
 from bushel._src.base import trees
 from bushel._src.display.describe import describe_element
 from bushel._src.view.panels import load
-from bushel._src.view.queries import Query
+from bushel._src.view.panels.origin import trace
 from bushel._src.view.server import answer, to_json
-from bushel._src.view.session import Session
+from bushel._src.view.session import Query, Session
 from bushel._src.view.targets import open_session
-from bushel._src.view.tracing import trace
 
 FEW = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 

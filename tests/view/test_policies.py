@@ -9,13 +9,11 @@ from helpers.lerobot_folders import write_dataset
 from helpers.traceable_robots import LENGTHS, WORDS, keys, write_all_formats, write_robot
 
 from bushel import MapDataset, sources
-from bushel._src.view.episode_lists import EpisodeLists
-from bushel._src.view.joint_names import JointNames
+from bushel._src.view.episode_lookup import EpisodeLists, find_place
 from bushel._src.view.panels import describe_session
 from bushel._src.view.panels import robots as panel
-from bushel._src.view.places import find_place
-from bushel._src.view.queries import Query
-from bushel._src.view.session import Session
+from bushel._src.view.robot_elements import JointNames
+from bushel._src.view.session import Query, Session
 from bushel.trajectory import (
     LeRobotSource,
     TrajectoryDataset,

@@ -13,9 +13,8 @@ from PIL import Image
 
 from bushel import MapDataset
 from bushel._src.view.panels import robots as panel
-from bushel._src.view.queries import BadQuery, Query
 from bushel._src.view.server import to_json
-from bushel._src.view.session import Session
+from bushel._src.view.session import BadQuery, Query, Session
 from bushel._src.view.targets import open_session
 from bushel.trajectory import LeRobotSource, make_interleaved_dataset, open_episodes
 

@@ -12,10 +12,9 @@ from helpers.browser import run_training
 
 import bushel
 from bushel._src.graph.streams import Elements
-from bushel._src.reporting.history import History
+from bushel._src.reporting.report_server import History
 from bushel._src.view import panels
-from bushel._src.view.attachment import Attachment
-from bushel._src.view.own_process import NothingRuns, find_iterator, open_unlisted
+from bushel._src.view.attachment import Attachment, NothingRuns, find_iterator, open_unlisted
 from bushel._src.view.session import Session
 
 

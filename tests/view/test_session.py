@@ -14,11 +14,10 @@ from helpers.robots import mixture, prepared
 
 import bushel
 from bushel import DataLoader, IterDataset, MapDataset, MultiprocessingOptions
-from bushel._src.display.tokens import describe_tokens
-from bushel._src.view import stream_reader
+from bushel._src.display.describe import describe_tokens
+from bushel._src.view import session as stream_reader
 from bushel._src.view.panels import elements
-from bushel._src.view.queries import BadQuery, Query
-from bushel._src.view.session import Session
+from bushel._src.view.session import BadQuery, Query, Session
 from bushel._src.view.targets import open_session
 from bushel.samplers import IndexSampler
 from bushel.trajectory import get_dataloader

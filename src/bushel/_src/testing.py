@@ -17,8 +17,8 @@ import numpy as np
 from bushel._src.base import trees
 from bushel._src.base.blocks import Columns
 from bushel._src.base.options import ReadOptions
-from bushel._src.base.ownership import IMMUTABLE, list_parts
 from bushel._src.base.pickling import whole_text
+from bushel._src.base.private_elements import IMMUTABLE, list_children
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.datasets.dataset import IterDataset, MapDataset
@@ -149,7 +149,7 @@ def _list_mutable(record: Any) -> list[Any]:
     if isinstance(record, (np.ndarray, np.generic)):
         parts = record.reshape(-1).tolist() if record.dtype == object else []
     else:
-        parts = list(record) if isinstance(record, (tuple, set)) else [part for part, _ in list_parts(record)]
+        parts = list(record) if isinstance(record, (tuple, set)) else [part for part, _ in list_children(record)]
     here = [record] if isinstance(record, (np.ndarray, np.void, bytearray, list, dict, set)) else []
     return [*here, *(found for part in parts for found in _list_mutable(part))]
 
@@ -200,7 +200,7 @@ def _take_snapshot(record: Any, deep: bool = True) -> Any:
         return [_take_snapshot(part) if deep else id(part) for part in record]
     if isinstance(record, (bytearray, set)):
         return sorted(record, key=id) if isinstance(record, set) else bytes(record)
-    parts = [part for part, _ in list_parts(record)]
+    parts = [part for part, _ in list_children(record)]
     return [_take_snapshot(part) if deep else id(part) for part in parts] if parts else record
 
 

@@ -8,7 +8,7 @@
 10
 """
 
-from bushel._src.jit.array_source import ArraySource, mix
+from bushel._src.jit.array_source import ArraySource, ShardedSource, Window, WindowSource, mix
 from bushel._src.jit.chunk_loader import ChunkLoader
 from bushel._src.jit.common_transforms import (
     BatchTransform,
@@ -32,12 +32,14 @@ from bushel._src.jit.image_augmentation import (
     RandomCropTransform,
     RandomFlipTransform,
 )
-from bushel._src.jit.prioritised_buffer import PrioritisedBuffer
-from bushel._src.jit.replay_buffer import BufferTransform, ReplayBuffer
-from bushel._src.jit.sharded_source import ShardedSource
+from bushel._src.jit.replay_buffer import (
+    BufferTransform,
+    PrioritisedBuffer,
+    ReplayBuffer,
+    TrajectoryBuffer,
+    n_step_return,
+)
 from bushel._src.jit.source import Source
-from bushel._src.jit.trajectory_buffer import TrajectoryBuffer, n_step_return
-from bushel._src.jit.window_source import Window, WindowSource
 from bushel.jit import cereal, datasets
 
 __all__ = [

@@ -8,23 +8,22 @@ import typing as _typing
 from bushel._src.base.doors import open_door as _open_door
 
 if _typing.TYPE_CHECKING:
-    from bushel._src.trajectory.augmentations import augment_image
-    from bushel._src.trajectory.conversion.episode_conversion import convert_episodes
-    from bushel._src.trajectory.conversion.video_reencoding import reencode_videos
+    from bushel._src.trajectory.augmentations import augment_image, augment_images
+    from bushel._src.trajectory.config_values import ModuleSpec
     from bushel._src.trajectory.data_utils import BadTrajectory
-    from bushel._src.trajectory.dataset import TrajectoryDataset
-    from bushel._src.trajectory.dataset_from_lerobot import make_dataset_from_lerobot
-    from bushel._src.trajectory.dataset_from_rlds import make_dataset_from_rlds
+    from bushel._src.trajectory.dataset_statistics import (
+        Statistics,
+        get_dataset_statistics,
+        load_statistics,
+        save_statistics,
+    )
     from bushel._src.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
-    from bushel._src.trajectory.device_augmentations import augment_images
-    from bushel._src.trajectory.episode_builder import EpisodeBuilder
-    from bushel._src.trajectory.episode_formats import open_episodes
+    from bushel._src.trajectory.episode_builder import EpisodeBuilder, open_episodes
+    from bushel._src.trajectory.episode_conversion import convert_episodes, reencode_videos
     from bushel._src.trajectory.episodes import Episodes
-    from bushel._src.trajectory.frame_windows import Windows
-    from bushel._src.trajectory.lerobot.source import LeRobotSource
-    from bushel._src.trajectory.loader import TrajectoryLoader, build_dataset_from_config, get_dataloader, get_dataset
+    from bushel._src.trajectory.lerobot.reader import LeRobotSource
+    from bushel._src.trajectory.make_dataset import make_dataset_from_lerobot, make_dataset_from_rlds
     from bushel._src.trajectory.mixture_config import DatasetConfig, MixtureConfig
-    from bushel._src.trajectory.module_spec import ModuleSpec
     from bushel._src.trajectory.normalization import (
         NormalizationType,
         normalize,
@@ -32,20 +31,28 @@ if _typing.TYPE_CHECKING:
         unnormalize,
         unnormalize_action_and_proprio,
     )
-    from bushel._src.trajectory.offset_windows import window_frames
-    from bushel._src.trajectory.oxe.entry_points import make_oxe_dataset_kwargs, make_oxe_dataset_kwargs_and_weights
-    from bushel._src.trajectory.oxe.registry import NotTrained
-    from bushel._src.trajectory.pipelines import (
-        create_validation_dataset,
-        make_interleaved_dataset,
-        make_single_dataset,
+    from bushel._src.trajectory.oxe.registry import (
+        NotTrained,
+        make_oxe_dataset_kwargs,
+        make_oxe_dataset_kwargs_and_weights,
     )
     from bushel._src.trajectory.pixels import decode_depth, decode_image, resize_depth_image, resize_image
     from bushel._src.trajectory.rlds.reader import RLDSBuilder
     from bushel._src.trajectory.rlds.writer import write_rlds
-    from bushel._src.trajectory.statements import StatementError
-    from bushel._src.trajectory.statistics import Statistics, get_dataset_statistics, load_statistics, save_statistics
+    from bushel._src.trajectory.samples import window_frames
+    from bushel._src.trajectory.standardization_steps import StatementError
     from bushel._src.trajectory.text_processing import CLIPTextProcessor, HFTokenizer, TextProcessor, process_text
+    from bushel._src.trajectory.traj_transforms import Windows
+    from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
+    from bushel._src.trajectory.trajectory_loader import (
+        TrajectoryLoader,
+        build_dataset_from_config,
+        create_validation_dataset,
+        get_dataloader,
+        get_dataset,
+        make_interleaved_dataset,
+        make_single_dataset,
+    )
     from bushel.trajectory import (
         data_utils,
         goal_relabeling,
@@ -116,36 +123,33 @@ __all__ = [
 ]
 
 _MODULES = {
-    "trajectory.augmentations": "augment_image",
-    "trajectory.conversion.episode_conversion": "convert_episodes",
-    "trajectory.conversion.video_reencoding": "reencode_videos",
+    "trajectory.augmentations": "augment_image augment_images",
+    "trajectory.config_values": "ModuleSpec",
     "trajectory.data_utils": "BadTrajectory",
-    "trajectory.dataset": "TrajectoryDataset",
-    "trajectory.dataset_from_lerobot": "make_dataset_from_lerobot",
-    "trajectory.dataset_from_rlds": "make_dataset_from_rlds",
+    "trajectory.dataset_statistics": "get_dataset_statistics load_statistics save_statistics Statistics",
     "trajectory.dataset_transforms": "apply_frame_transforms apply_trajectory_transforms",
-    "trajectory.device_augmentations": "augment_images",
-    "trajectory.episode_builder": "EpisodeBuilder",
-    "trajectory.episode_formats": "open_episodes",
+    "trajectory.episode_builder": "EpisodeBuilder open_episodes",
+    "trajectory.episode_conversion": "convert_episodes reencode_videos",
     "trajectory.episodes": "Episodes",
-    "trajectory.frame_windows": "Windows",
-    "trajectory.lerobot.source": "LeRobotSource",
-    "trajectory.loader": "TrajectoryLoader build_dataset_from_config get_dataloader get_dataset",
+    "trajectory.lerobot.reader": "LeRobotSource",
+    "trajectory.make_dataset": "make_dataset_from_lerobot make_dataset_from_rlds",
     "trajectory.mixture_config": "DatasetConfig MixtureConfig",
-    "trajectory.module_spec": "ModuleSpec",
     "trajectory.normalization": (
         "NormalizationType normalize normalize_action_and_proprio unnormalize unnormalize_action_and_proprio"
     ),
-    "trajectory.offset_windows": "window_frames",
-    "trajectory.oxe.entry_points": "make_oxe_dataset_kwargs make_oxe_dataset_kwargs_and_weights",
-    "trajectory.oxe.registry": "NotTrained",
-    "trajectory.pipelines": "create_validation_dataset make_interleaved_dataset make_single_dataset",
+    "trajectory.oxe.registry": "make_oxe_dataset_kwargs make_oxe_dataset_kwargs_and_weights NotTrained",
     "trajectory.pixels": "decode_depth decode_image resize_depth_image resize_image",
     "trajectory.rlds.reader": "RLDSBuilder",
     "trajectory.rlds.writer": "write_rlds",
-    "trajectory.statements": "StatementError",
-    "trajectory.statistics": "Statistics get_dataset_statistics load_statistics save_statistics",
-    "trajectory.text_processing": "CLIPTextProcessor HFTokenizer TextProcessor process_text",
+    "trajectory.samples": "window_frames",
+    "trajectory.standardization_steps": "StatementError",
+    "trajectory.text_processing": "CLIPTextProcessor HFTokenizer process_text TextProcessor",
+    "trajectory.traj_transforms": "Windows",
+    "trajectory.trajectory_dataset": "TrajectoryDataset",
+    "trajectory.trajectory_loader": (
+        "build_dataset_from_config create_validation_dataset get_dataloader get_dataset "
+        "make_interleaved_dataset make_single_dataset TrajectoryLoader"
+    ),
 }
 
 if not _typing.TYPE_CHECKING:  # so that a type checker reports missing names

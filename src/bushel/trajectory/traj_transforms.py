@@ -1,4 +1,4 @@
-"""Functions of whole trajectories: windows, masks, padding. `frame_windows.py` says which frames a window has.
+"""Functions of whole trajectories: windows, masks, padding. `traj_transforms.py` says which frames a window has.
 
 All functions return new trees and do not change their arguments. They take arrays of NumPy or JAX, also inside `jit`
 and `vmap`, except `add_head_action_mask`, which needs texts.

@@ -1,6 +1,6 @@
 """Blocks: several elements at once, as rows (a list) or as columns (a tree of arrays with a leading axis).
 
-Stacking rows into a batch lives here too, since a batch of columns is a block.
+Also makes all elements of a block private: see private_elements.py.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import countOf
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
 
-from bushel._src.base import exact, memory, trees
-from bushel._src.base.exact import find_ending_in_zero
-from bushel._src.base.ownership import copy_value
+from bushel._src.base import exact_values, memory, trees
+from bushel._src.base.exact_values import find_ending_in_zero
+from bushel._src.base.private_elements import COUNTS, FRESH, copy_value, make_fresh_private, make_private
 from bushel._src.base.public import public
 
 _SMALL_ROW = 16 << 10
@@ -85,14 +86,14 @@ def rows_of(block: Block) -> list[Any]:
     return block.rows() if isinstance(block, Columns) else block
 
 
-def part_of(block: Block, low: int, high: int) -> Block:
+def slice_block(block: Block, low: int, high: int) -> Block:
     """Elements [low, high) of a block."""
     return block.part(low, high) if isinstance(block, Columns) else block[low:high]
 
 
-def take_part(block: Block, low: int, high: int) -> Block:
+def take_slice(block: Block, low: int, high: int) -> Block:
     """Elements [low, high) of a block, which then no longer holds them: otherwise they would not count as private."""
-    part = part_of(block, low, high)
+    part = slice_block(block, low, high)
     if isinstance(block, list):
         block[low:high] = [None] * len(part)
     return part
@@ -125,7 +126,7 @@ def as_columns(block: Block) -> Columns | None:
 
 def _stacking(rows: list[Any]) -> Callable[[], Any]:
     """A function that stacks `rows`. Raises ValueError at once if the rows are not of one kind."""
-    parts = trees.parts_of(rows)
+    parts = trees.gather_children(rows)
     if parts is not None:
         columns = [_stacking(column) for column in parts[0]]
         return lambda: parts[1](stacked() for stacked in columns)
@@ -258,7 +259,7 @@ def _stack(rows: list[Any]) -> Any:
     elif first in _SCALARS:
         if countOf(map(type, rows), first) == len(rows):
             return _stack_scalars(rows, first)
-    elif (parts := trees.parts_of(rows)) is not None:
+    elif (parts := trees.gather_children(rows)) is not None:
         return parts[1]([_stack(column) for column in parts[0]])
     kinds = set(map(type, rows))
     if None.__class__ in kinds:
@@ -279,10 +280,10 @@ class _Changed(ValueError):
 def _stack_exactly(leaves: list[Any]) -> np.ndarray:
     """Leaves stacked by NumPy's rules, which find a dtype for all. Raises if a leaf would have another value in it."""
     for number, leaf in enumerate(leaves):
-        if isinstance(leaf, (str, bytes)) and exact.ends_in_zero(leaf):
+        if isinstance(leaf, (str, bytes)) and exact_values.ends_in_zero(leaf):
             raise _Changed(
-                f"Element {number} of the batch has {exact.show(leaf)}. NumPy's arrays of texts drop zeros at the end, "
-                "so the batch would hold another value. Decode it before `batch`, or use `batch_fn=list`."
+                f"Element {number} of the batch has {exact_values.show(leaf)}. NumPy's arrays of texts drop zeros at "
+                "the end, so the batch would hold another value. Decode it before `batch`, or use `batch_fn=list`."
             )
         if np.ma.is_masked(leaf):
             raise _Changed(
@@ -293,11 +294,11 @@ def _stack_exactly(leaves: list[Any]) -> np.ndarray:
     if stacked.dtype.hasobject:
         return copy_value(stacked)  # the objects may belong to somebody else
     for number, leaf in enumerate(leaves):
-        if not exact.same_values(stacked[number], np.asarray(leaf)):
+        if not exact_values.same_values(stacked[number], np.asarray(leaf)):
             kinds = " and ".join(dict.fromkeys(str(np.asarray(leaf).dtype) for leaf in leaves))
             raise _Changed(
-                f"Element {number} of the batch has {exact.show(leaf)}, which would become "
-                f"{exact.show(stacked[number])}: NumPy stacks {kinds} as {stacked.dtype}. "
+                f"Element {number} of the batch has {exact_values.show(leaf)}, which would become "
+                f"{exact_values.show(stacked[number])}: NumPy stacks {kinds} as {stacked.dtype}. "
                 "Give all elements one dtype before `batch`, such as with `map(np.uint64)`, or use `batch_fn=list`."
             )
     return stacked
@@ -376,3 +377,65 @@ def _stack_arrays(rows: list[np.ndarray]) -> np.ndarray:
     except TypeError:  # several dtypes: numpy's promotion decides
         return _stack_exactly(rows)
     return out
+
+
+def make_block_private(block: Block, *, received: bool = False) -> Block:
+    """A block with a copy in place of each object that something else refers to. Only the caller may hold the block.
+
+    Args:
+      block: the elements; a list changes.
+      received: whether the block was unpickled from a message: see `own`.
+    """
+    return (
+        _make_columns_private(block, received) if isinstance(block, Columns) else make_private(block, received=received)
+    )
+
+
+def _make_columns_private(block: Columns, received: bool) -> Columns:
+    if not COUNTS:
+        return copy_columns(block)
+    (count,) = map(getrefcount, [block.tree])
+    if count > FRESH + 1:  # the block holds the tree, too
+        return copy_columns(block)
+    tree = make_fresh_private(block.tree, received)
+    return block if tree is block.tree else dataclasses.replace(block, tree=tree)
+
+
+def make_answer_private(answer: list[Any], *, received: bool = False) -> Block:
+    """What a source has returned for several positions, as a block that is private.
+
+    Args:
+      answer: a list with the answer alone, which this function takes out.
+      received: whether arrays on a memoryview are the only ones there: see `own`.
+    """
+    (count,) = map(getrefcount, answer)
+    if isinstance(answer[0], Columns):
+        block = answer.pop()
+        return (
+            copy_columns(block)
+            if count > FRESH or block.present is not None
+            else _make_columns_private(block, received)
+        )
+    if isinstance(answer[0], (list, tuple)):
+        return make_private(list(answer.pop()), received=received)
+    return make_each_private(answer.pop())
+
+
+def make_each_private(made: Iterable[Any]) -> list[Any]:
+    """The elements of an iterable as private ones. Each passes the gate before the next one is made."""
+    rows: list[Any] = []
+    each = iter(made)
+    while box := list(itertools.islice(each, 1)):  # from C: a variable would be one more reference to the element
+        rows += make_private(box)
+    return rows
+
+
+def copy_columns(block: Columns) -> Columns:
+    """A copy of columns that shares no memory with them."""
+    present = None if block.present is None else block.present.copy()
+    return dataclasses.replace(block, tree=copy_value(block.tree), present=present)
+
+
+def copy_block(block: Block) -> Block:
+    """A copy of a block that shares no memory with it."""
+    return copy_columns(block) if isinstance(block, Columns) else list(map(copy_value, block))

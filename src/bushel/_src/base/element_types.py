@@ -80,7 +80,7 @@ class FlatMapObject(Protocol[In_contra, Out_co]):
         ...
 
 
-class TableInMemory(Protocol):
+class TableLike(Protocol):
     """An Arrow table, or a frame of pandas or polars: its records are its rows, although `table[i]` is a column."""
 
     def __len__(self) -> int:

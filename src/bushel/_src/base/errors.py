@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from bushel._src.base.config import config
+from bushel._src.base.grain_names import config
 from bushel._src.base.public import public
 
 
@@ -241,23 +241,23 @@ def locate_error(error: Exception, where: str) -> Exception:
 
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_OURS = os.path.join(_PACKAGE, ""), os.path.join(os.path.dirname(os.__file__), "concurrent", "futures", "")
+_LIBRARY_FOLDERS = os.path.join(_PACKAGE, ""), os.path.join(os.path.dirname(os.__file__), "concurrent", "futures", "")
 """Folders whose code is left out of the traceback when an element fails."""
 
 
-def is_ours(filename: str) -> bool:
+def is_library_file(filename: str) -> bool:
     """Whether a file is Bushel's own code, also made at run time, or a library's that Bushel runs functions with."""
-    return filename.startswith((*_OURS, "<bushel: "))
+    return filename.startswith((*_LIBRARY_FOLDERS, "<bushel: "))
 
 
-def remove_our_frames(error: Exception) -> Exception:
+def remove_library_frames(error: Exception) -> Exception:
     """The error with a traceback that begins with the user's own code.
 
     An unexpected error inside Bushel keeps its whole traceback. So do all errors after
     `config.update("py_traceback_filtering", "off")`.
     """
     trace = error.__traceback__
-    while trace is not None and is_ours(trace.tb_frame.f_code.co_filename):
+    while trace is not None and is_library_file(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     expected = hasattr(error, "__notes__") or isinstance(error, (BushelError, RowFailed))
     if config.py_traceback_filtering == "off" or (trace is None and not expected):

@@ -1,6 +1,6 @@
 """What pickles of elements need beyond Python's own: NumPy's texts with all of their zeros.
 
-Messages between processes are in `engine/pool/wire.py`, caches on disk in `graph/stores.py`.
+Messages between processes are in `engine/pool/wire.py`, caches on disk in `graph/cache_stores.py`.
 """
 
 from __future__ import annotations

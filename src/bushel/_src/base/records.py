@@ -1,4 +1,4 @@
-"""Records with metadata of their sampler: the elements that the operations of a DataLoader get and return."""
+"""Records with metadata of their sampler, and the names of Grain's features beside the data of a record."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from bushel._src.base.public import public
+
+__all__ = ["DATASET_INDEX", "EPOCH", "INDEX", "META_FEATURES", "RECORD", "RECORD_KEY", "SEED"]
 
 T = TypeVar("T")
 
@@ -44,3 +46,19 @@ class Record(Generic[T]):
 
     metadata: RecordMetadata
     data: T
+
+
+INDEX = "_index"
+"""The global index of a record, which counts on from epoch to epoch."""
+RECORD_KEY = "_record_key"
+"""The number of a record in its source."""
+DATASET_INDEX = "_dataset_index"
+"""The number of the dataset in a mixture."""
+EPOCH = "_epoch"
+"""The number of the epoch, from 0."""
+SEED = "_seed"
+"""The seed of the random numbers of a record."""
+RECORD = "_record"
+"""The record itself, as the source gave it."""
+META_FEATURES = frozenset({INDEX, RECORD_KEY, DATASET_INDEX, EPOCH, SEED, RECORD})
+"""All of these names."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from bushel._src.base.lazy import Lazy
+from bushel._src.base.late_imports import Lazy
 from bushel._src.base.state_names import in_states
 
 T = TypeVar("T")

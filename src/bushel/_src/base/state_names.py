@@ -1,9 +1,4 @@
-"""The names by which states, caches and saved columns know our classes and functions: constants, one for each.
-
-The digest of a pipeline is made of these names and of the keys below, never of what Python calls a class, its module or
-its private attributes. So a class can be renamed or moved, and states that were saved before are still restored.
-`tests/state_names.json` pins all of them.
-"""
+"""The names by which states and caches know our classes, and the mark on methods that a subclass may override."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class StateName:
     """A class or a function, the name that states know it by, and the keys of its private attributes."""
 
     named: Any
@@ -24,7 +19,7 @@ class Entry:
     keys: Mapping[str, str | None]
 
 
-_entries: dict[int, Entry] = {}
+_entries: dict[int, StateName] = {}
 """By the id of the class, so that a lookup runs nothing of a user's metaclass. Our classes live as long as Python."""
 
 unnamed: set[str] = set()
@@ -50,13 +45,13 @@ def in_states(name: str, keys: Mapping[str, str | None] | None = None) -> Callab
     def register(named: _T) -> _T:
         same = [entry.named for entry in _entries.values() if entry.name == name]
         assert not same, f"{named} and {same[0]} cannot both be {name!r} in states."
-        _entries[id(named)] = Entry(named, name, dict(keys or {}))
+        _entries[id(named)] = StateName(named, name, dict(keys or {}))
         return named
 
     return register
 
 
-def list_entries() -> list[Entry]:
+def list_entries() -> list[StateName]:
     """All classes and functions of the loaded modules that have a constant."""
     return list(_entries.values())
 
@@ -64,7 +59,7 @@ def list_entries() -> list[Entry]:
 def find_name(named: Any) -> str | None:
     """The constant of a class or function of ours; None for one of the user's or of a library."""
     entry = _entries.get(id(named))
-    if entry is None and _is_ours(named):
+    if entry is None and _is_of_library(named):
         unnamed.add(f"{named.__module__}.{named.__qualname__}")
     return None if entry is None else entry.name
 
@@ -79,7 +74,7 @@ def list_bases(kind: type) -> list[type]:
     bases = kind.__mro__
     if not any(id(base) in _entries for base in bases):
         return list(bases)
-    return [base for base in bases if id(base) in _entries or not _is_ours(base)]
+    return [base for base in bases if id(base) in _entries or not _is_of_library(base)]
 
 
 def rename_keys(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -92,9 +87,19 @@ def rename_keys(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
     return attributes
 
 
-def _is_ours(named: Any) -> bool:
+def _is_of_library(named: Any) -> bool:
     if type(named) is types.FunctionType:
         module = named.__globals__.get("__name__")
     else:
         module = named.__module__ if issubclass(type(named), type) else None  # nothing of an object's class is run
     return isinstance(module, str) and module.partition(".")[0] == "bushel"
+
+
+Member = TypeVar("Member")
+
+
+def overridable(member: Member) -> Member:
+    """Marks a method that has a documented default. A subclass may replace it; no other method with a body may be
+    replaced.
+    """
+    return member

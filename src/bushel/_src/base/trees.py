@@ -1,18 +1,21 @@
 """Elements as trees: dicts, lists, tuples, None (a tree without leaves), and the pytrees that JAX knows.
 
-Everything else is a leaf. JAX is never imported here: its pytrees count only in a program that has imported it.
+Also shapes and dtypes of elements that are known without reading one.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from operator import countOf
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+from bushel._src.base.public import public
 
 Rebuild = Callable[[Iterable[Any]], Any]
 
@@ -73,7 +76,7 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
         if any(children(other) is not None for other in others):
             raise ValueError(f"{describe(tree)} against {', '.join(map(describe, others))}")
         return function(tree, *others)
-    siblings = [_parts_like(tree, parts[0], other) for other in others]
+    siblings = [_children_like(tree, parts[0], other) for other in others]
     return parts[1](map_leaves(function, *group) for group in zip(parts[0], *siblings, strict=True))
 
 
@@ -99,7 +102,7 @@ def leaves(tree: Any) -> list[Any]:
     return flatten(tree)[0]
 
 
-def parts_of(rows: list[Any]) -> tuple[list[list[Any]], Rebuild] | None:
+def gather_children(rows: list[Any]) -> tuple[list[list[Any]], Rebuild] | None:
     """For containers of one structure: their first parts, their second parts, and so on; None for leaves.
 
     Raises ValueError where structures differ.
@@ -115,10 +118,10 @@ def parts_of(rows: list[Any]) -> tuple[list[list[Any]], Rebuild] | None:
     parts = children(first)
     if parts is None:
         return None
-    return list(map(list, zip(*(_parts_like(first, parts[0], row) for row in rows), strict=True))), parts[1]
+    return list(map(list, zip(*(_children_like(first, parts[0], row) for row in rows), strict=True))), parts[1]
 
 
-def _parts_like(model: Any, model_parts: list[Any], other: Any) -> list[Any]:
+def _children_like(model: Any, model_parts: list[Any], other: Any) -> list[Any]:
     found = children(other)
     if found is None or type(other) is not type(model) or len(found[0]) != len(model_parts):
         raise ValueError(f"a {type(model).__name__} of {len(model_parts)} against {describe(other)}")
@@ -148,3 +151,28 @@ def describe(tree: Any) -> str:
     if hasattr(tree, "shape") and hasattr(tree, "dtype"):
         return f"{np.dtype(tree.dtype) if isinstance(tree.dtype, type) else tree.dtype}{list(tree.shape)}"
     return "None" if tree is None else kind.__name__
+
+
+@public("bushel.experimental")
+@runtime_checkable
+class ShapeDtypeStructProtocol(Protocol):
+    """Anything with a shape and a dtype; an unknown dimension is None."""
+
+    @property
+    def shape(self) -> tuple[int | None, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+@public("bushel.experimental")
+@dataclasses.dataclass(slots=True, frozen=True)
+class ShapeDtypeStruct:
+    """The shape and dtype of one leaf of an element.
+
+    >>> ShapeDtypeStruct(shape=(None, 28, 28), dtype="uint8")
+    ShapeDtypeStruct(shape=(None, 28, 28), dtype='uint8')
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: Any

@@ -7,23 +7,20 @@ import traceback
 from collections.abc import Sequence
 
 from bushel._src.base import redact
-from bushel._src.base.following import is_own_frame
-from bushel._src.cli.bench import add_bench
-from bushel._src.cli.convert import add_convert
-from bushel._src.cli.inspect_target import add_inspect
-from bushel._src.cli.parser import Parser, secrets_of_words
-from bushel._src.cli.reencode import add_reencode
-from bushel._src.cli.report import add_report
-from bushel._src.cli.run_program import add_run
-from bushel._src.cli.script_target import (
+from bushel._src.base.code_inspection import is_users_frame
+from bushel._src.cli.convert import add_convert, add_reencode
+from bushel._src.cli.examine import add_bench, add_inspect, add_report, add_stats
+from bushel._src.cli.parser import (
     SCRIPT_COMMANDS,
+    Parser,
     become_program,
     explain_unknown,
     list_names,
     resolve_paths,
+    secrets_of_words,
     split_arguments,
 )
-from bushel._src.cli.stats import add_stats
+from bushel._src.cli.run_program import add_run
 from bushel._src.cli.view import add_view
 
 COMMANDS = (add_view, add_inspect, add_stats, add_bench, add_report, add_convert, add_reencode, add_run)
@@ -74,7 +71,7 @@ def _describe_failure(error: BaseException, *, is_program: bool) -> str | None:
     if isinstance(error, SystemExit) and is_program:
         return None
     trace = error.__traceback__
-    while trace is not None and not is_own_frame(trace.tb_frame):
+    while trace is not None and not is_users_frame(trace.tb_frame):
         trace = trace.tb_next
     if trace is not None:
         return "".join(traceback.format_exception(type(error), error, trace)).rstrip()

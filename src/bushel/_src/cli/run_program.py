@@ -11,7 +11,7 @@ import traceback
 import types
 from collections.abc import Callable
 
-from bushel._src.base import alias, redact
+from bushel._src.base import grain_names, redact
 from bushel._src.cli.parser import Commands, secrets_of_words
 
 
@@ -81,8 +81,8 @@ def _is_module(name: str) -> bool:
 
 def _install(options: argparse.Namespace, folder: str) -> None:
     """Lets `import grain` give Bushel, here and in the program's processes. The program sees its own arguments."""
-    alias.install()
-    os.environ[alias.VARIABLE] = "1"
+    grain_names.install()
+    os.environ[grain_names.VARIABLE] = "1"
     sys.argv[:] = [options.script, *options.arguments]
     sys.path[0] = folder
 

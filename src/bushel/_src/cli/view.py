@@ -43,7 +43,7 @@ def add_view(commands: Commands) -> None:
 
 
 def _view(options: argparse.Namespace) -> int:
-    from bushel._src.view.command import run
+    from bushel._src.view.show_page import run
 
     with on_progress(None) if options.quiet else contextlib.nullcontext():
         return run(options, dict(map(parse_setting, options.storage_option)))

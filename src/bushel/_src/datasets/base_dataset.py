@@ -15,17 +15,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from bushel._src.base import checks, hints, returns, trees
+from bushel._src.base import checks, code_inspection, hints, trees
 from bushel._src.base import transforms as tf
-from bushel._src.base.contract import optional
-from bushel._src.base.lazy import Lazy
+from bushel._src.base.late_imports import Lazy
 from bushel._src.base.options import MultiprocessingOptions, WorkerOptions, find_job_options, read_workers
-from bushel._src.base.progress import Progress
+from bushel._src.base.progress import Progress, Written
 from bushel._src.base.public import public
-from bushel._src.base.state_names import in_states
-from bushel._src.base.written import Written
+from bushel._src.base.state_names import in_states, overridable
 from bushel._src.datasets.iterator import DatasetIterator, PipelineIterator
-from bushel._src.graph import node, show, streams
+from bushel._src.graph import graph_text, node, streams
 from bushel._src.graph.node import MapNode, Node
 from bushel._src.graph.streams import StreamNode
 
@@ -34,11 +32,11 @@ if TYPE_CHECKING:
     import pyarrow
 
     from bushel._src.datasets import saving
-    from bushel._src.display import shown
+    from bushel._src.display import show_element as shown
     from bushel._src.sources import element_tables
 else:
     element_tables = Lazy("bushel._src.sources.element_tables")
-    shown = Lazy("bushel._src.display.shown")
+    shown = Lazy("bushel._src.display.show_element")
     saving = Lazy("bushel._src.datasets.saving")
 
 R = TypeVar("R")
@@ -76,7 +74,7 @@ class Dataset(abc.ABC, Generic[T_co]):
                 "and `__getitem__` need no subclass: `bushel.MapDataset.source(records)`."
             )
 
-    _is_no_data = True  # an element may be a dataset, as for an interleave: see base/ownership.py
+    _is_no_data = True  # an element may be a dataset, as for an interleave: see base/private_elements.py
 
     @property
     @abc.abstractmethod
@@ -121,17 +119,17 @@ class Dataset(abc.ABC, Generic[T_co]):
         return self._element_spec
 
     @property
-    @optional
+    @overridable
     def _element_spec(self) -> Any:
         raise NotImplementedError(f"The shapes of {type(self).__name__} are not known: it defines no `_element_spec`.")
 
     def __repr__(self) -> str:
-        return show.text(self._node)
+        return graph_text.text(self._node)
 
     def _repr_html_(self) -> str:
-        return show.describe(self._node)._repr_html_()
+        return graph_text.describe(self._node)._repr_html_()
 
-    def describe(self) -> show.Description:
+    def describe(self) -> graph_text.Description:
         """The steps of the pipeline with lengths and shapes. It reads one element if shapes are not known otherwise.
 
         A notebook shows a dataset as the same table, without reading. If a step fails, its row shows the error.
@@ -144,7 +142,7 @@ class Dataset(abc.ABC, Generic[T_co]):
         map(<lambda>)  10      {'x': int64[2]}
         batch(4)       3       {'x': int64[4, 2]}
         """
-        return show.describe(self._node, _read_first_element)
+        return graph_text.describe(self._node, _read_first_element)
 
     def show(self, index: int = 0, *, tokenizer: Any = None) -> shown.ShownElement:
         """One element to look at: a notebook draws it, a terminal lists its parts. `bushel.view(ds)` shows them all.
@@ -253,7 +251,7 @@ class Dataset(abc.ABC, Generic[T_co]):
                 f"{method}: an endless dataset is no table. Leave out `repeat()`, or take a part with `take(count)`."
             )
         options = read_workers(workers) or find_job_options() or MultiprocessingOptions()
-        # A new node, so that this does not count as a pass of the user over the dataset: see graph/passes.py.
+        # A new node, so that this does not count as a pass of the user over the dataset: see graph/usage_warnings.py.
         with (
             PipelineIterator[Any](streams.Ahead(stream, options)) as elements,
             Progress(method, stream.length, unit="elements") as progress,
@@ -359,7 +357,7 @@ def _read_first_element(any_node: Node) -> Any:
     """Reads the first element after a step of a pipeline that is not missing; None where there is none."""
     stream = streams.Elements(any_node) if isinstance(any_node, MapNode) else any_node
     assert isinstance(stream, StreamNode)
-    # A new node, so that this is not counted as a pass over the user's dataset: see graph/passes.py.
+    # A new node, so that this is not counted as a pass over the user's dataset: see graph/usage_warnings.py.
     with PipelineIterator(streams.Ahead(stream, MultiprocessingOptions())) as elements:
         return next(elements, None)
 
@@ -369,7 +367,7 @@ def _read_element(any_node: Node, index: int) -> Any:
     if isinstance(any_node, MapNode):
         return wrap(any_node)[index]
     assert isinstance(any_node, StreamNode)
-    # A new node, so that this is not counted as a pass over the user's dataset: see graph/passes.py.
+    # A new node, so that this is not counted as a pass over the user's dataset: see graph/usage_warnings.py.
     with PipelineIterator(streams.Ahead(any_node, MultiprocessingOptions())) as elements:
         try:
             elements._set_next_index(index)
@@ -384,7 +382,7 @@ def _read_element(any_node: Node, index: int) -> Any:
 def check_transform(transform: Any, kind: type, name: str) -> Any:
     """Returns `transform`, unless it is neither a function nor a transformation of this kind."""
     function = tf.method(transform, kind, name)
-    if (arguments := returns.explain_arguments(function, _ARGUMENTS[name][0])) is not None:
+    if (arguments := code_inspection.explain_arguments(function, _ARGUMENTS[name][0])) is not None:
         shown = tf.short_name(transform)
         other = {
             "map": " `map_with_index` also gives the index, `random_map` a random generator.",
@@ -392,7 +390,7 @@ def check_transform(transform: Any, kind: type, name: str) -> Any:
             "random_map": " `map` gives the element alone.",
         }.get(name, "")
         raise TypeError(f"`{name}` calls `{_ARGUMENTS[name][1]}`, but {shown} takes {arguments}.{other}")
-    if name in _RETURNING and returns.never_returns(function):
+    if name in _RETURNING and code_inspection.never_returns(function):
         logger.warning(
             "%s(%s): your function returns None for every element, since it has no `return` with a value: "
             "forgot `return`?",

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bushel._src.base.options import RayOptions, find_job_options, using_for_jobs
+from bushel._src.base.progress import Written
 from bushel._src.base.public import public
-from bushel._src.base.written import Written
 from bushel._src.datasets.iterator import PipelineIterator
 from bushel._src.engine.actors.executor import keeping_actors
-from bushel._src.graph.apply import Map
-from bushel._src.graph.leaves import Source
+from bushel._src.graph.map_ops import MapElements
+from bushel._src.graph.source_nodes import SourceNode
 from bushel._src.graph.streams import Ahead, Elements
 from bushel._src.sources import conversion
-from bushel._src.sources.conversion_workers import Job
+from bushel._src.sources.conversion_workers import WorkerJob
 from bushel._src.sources.paths import Path
 
 __all__ = ["convert", "jobs_on_cluster"]
@@ -81,14 +81,14 @@ def _read_actors(workers: int | RayOptions | None) -> RayOptions | None:
     return RayOptions(num_workers=int(workers))
 
 
-def run_jobs(options: RayOptions, jobs: Sequence[Job], workers: int, report: Callable[[int], None]) -> None:
+def run_jobs(options: RayOptions, jobs: Sequence[WorkerJob], workers: int, report: Callable[[int], None]) -> None:
     """Runs jobs on actors. If an actor dies, another one runs its job from the beginning."""
     done = 0
-    with PipelineIterator[int](Ahead(Elements(Map(Source(list(jobs)), _run)), options)) as counts:
+    with PipelineIterator[int](Ahead(Elements(MapElements(SourceNode(list(jobs)), _run)), options)) as counts:
         for count in counts:
             done += count
             report(done)
 
 
-def _run(job: Job) -> int:
+def _run(job: WorkerJob) -> int:
     return sum(job.run())

@@ -16,8 +16,8 @@ from bushel._src.engine import transfer
 from bushel._src.graph import local_rows
 from bushel._src.graph.local_rows import Remainder, RowChoice
 from bushel._src.graph.streams import StreamNode
-from bushel._src.index import device_rows
-from bushel._src.index.device_rows import Share
+from bushel._src.index import epochs
+from bushel._src.index.epochs import DeviceRows
 
 logger = logging.getLogger("bushel")
 
@@ -56,7 +56,7 @@ def rows_for(stream: StreamNode, where: Any, remainder: Remainder | None = None)
     if remainder is not None:
         checks.choice(remainder, ("drop", "pad"), "remainder")
     is_global, where = spans_processes(where), _as_shardings(where)
-    choice = RowChoice(tuple(dict.fromkeys(map(share_of, _shardings(where)))), remainder)
+    choice = RowChoice(tuple(dict.fromkeys(map(device_rows_of, _shardings(where)))), remainder)
     _check_sizes(stream, choice)
     whole = local_rows.restrict_rows(stream, choice) is None
     if whole and is_global and choice.multiple > 1:
@@ -69,7 +69,7 @@ def rows_for(stream: StreamNode, where: Any, remainder: Remainder | None = None)
     return GlobalRows(where, choice, is_global=is_global, whole=whole)
 
 
-def share_of(sharding: Any, devices: Collection[Any] | None = None) -> Share:
+def device_rows_of(sharding: Any, devices: Collection[Any] | None = None) -> DeviceRows:
     """The parts of the first axis that some devices hold; by default those of this process."""
     import jax
 
@@ -80,16 +80,16 @@ def share_of(sharding: Any, devices: Collection[Any] | None = None) -> Share:
             "build the mesh with devices of all processes."
         )
     if not isinstance(sharding, jax.sharding.NamedSharding):
-        return Share(1, (0,))
+        return DeviceRows(1, (0,))
     rows = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[:1]))
     # Cut as many rows as there are parts: each device then has one row, the number of its part.
-    count = _count_parts(rows)
+    count = _count_shards(rows)
     cut = rows.devices_indices_map((count,)).items()
     parts = {index[0].start or 0 for device, index in cut if device in devices}
-    return Share(count, tuple(sorted(parts)))
+    return DeviceRows(count, tuple(sorted(parts)))
 
 
-def _count_parts(sharding: Any) -> int:
+def _count_shards(sharding: Any) -> int:
     """Into how many parts a NamedSharding cuts the first axis."""
     names = sharding.spec[0] if len(sharding.spec) else None
     names = () if names is None else names if isinstance(names, tuple) else (names,)
@@ -188,7 +188,7 @@ class GlobalRows:
     def _local_rows(self, total: int) -> np.ndarray:
         rows = self._rows.get(total)
         if rows is None:
-            rows = self._rows[total] = device_rows.union_of_rows(self._choice.shares, total)
+            rows = self._rows[total] = epochs.union_of_rows(self._choice.shares, total)
         return rows
 
     def _assemble(self, array: np.ndarray, sharding: Any, total: int | None) -> Any:
@@ -202,7 +202,7 @@ class GlobalRows:
             if rows is None:  # all rows are here
                 return array[index]
             low, high, _ = index[0].indices(shape[0])
-            return array[(device_rows.place_of(rows, low, high), *index[1:])]
+            return array[(epochs.slice_of(rows, low, high), *index[1:])]
 
         try:
             return jax.make_array_from_callback(shape, sharding, find_piece)

@@ -15,8 +15,7 @@ from bushel._src.base import checks, hints
 from bushel._src.base import transforms as tf
 from bushel._src.base.errors import BushelDeprecationWarning
 from bushel._src.base.hints import explains_arguments, renamed_arguments, show_as
-from bushel._src.base.install import install_command
-from bushel._src.base.lazy import Lazy
+from bushel._src.base.late_imports import Lazy, install_command
 from bushel._src.base.options import DatasetOptions, MultiprocessingOptions, OptionValues, RayOptions, read_workers
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
@@ -33,7 +32,7 @@ from bushel._src.datasets.base_dataset import (
 )
 from bushel._src.datasets.iterator import DatasetIterator, PipelineIterator
 from bushel._src.engine.tasks import Executor
-from bushel._src.graph import custom, elementwise, ordered, streams
+from bushel._src.graph import stream_ops, streams, user_datasets
 from bushel._src.graph.streams import StreamNode, WithOptions, options_of
 from bushel._src.index import mix as mix_index
 from bushel._src.state import identity
@@ -59,16 +58,16 @@ if TYPE_CHECKING:
         VectorizedFunction,
     )
     from bushel._src.datasets import global_arrays
-    from bushel._src.graph import cache, portions, records, stores, windows
-    from bushel._src.sources import iterables
+    from bushel._src.graph import cache, cache_stores, limit_and_rebatch, source_nodes, stream_ops
+    from bushel._src.sources import user_sources
 else:
     global_arrays = Lazy("bushel._src.datasets.global_arrays")
     cache = Lazy("bushel._src.graph.cache")
-    iterables = Lazy("bushel._src.sources.iterables")
-    portions = Lazy("bushel._src.graph.portions")
-    records = Lazy("bushel._src.graph.records")
-    stores = Lazy("bushel._src.graph.stores")
-    windows = Lazy("bushel._src.graph.windows")
+    user_sources = Lazy("bushel._src.sources.user_sources")
+    limit_and_rebatch = Lazy("bushel._src.graph.limit_and_rebatch")
+    source_nodes = Lazy("bushel._src.graph.source_nodes")
+    cache_stores = Lazy("bushel._src.graph.cache_stores")
+    stream_ops = Lazy("bushel._src.graph.stream_ops")
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -99,8 +98,8 @@ class _IterDatasetMeta(DatasetMeta):
         >>> next(it), next(it), it.get_state()["elements_read"]
         (0, 1, 2)
         """
-        source = iterables.IterableStream(iterable)
-        return IterPipeline(records.Records(source, f"source({source.name})"))
+        source = user_sources.IterableStream(iterable)
+        return IterPipeline(source_nodes.RecordStream(source, f"source({source.name})"))
 
     @explains_arguments("Write `IterDataset.mix([a, b], weights=[2, 1])`.")
     def mix(
@@ -130,7 +129,7 @@ class _IterDatasetMeta(DatasetMeta):
             raise ValueError("IterDataset.mix needs at least one dataset.")
         checked = checks.weights(weights, len(parts))  # type: ignore[arg-type]
         integers = mix_index.integer_weights(checked or [1.0] * len(parts))
-        return IterPipeline(ordered.MixStream(parts, integers, keys))
+        return IterPipeline(stream_ops.MixStream(parts, integers, keys))
 
 
 @public("bushel")
@@ -151,7 +150,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
 
     @functools.cached_property
     def _node(self) -> StreamNode:  # type: ignore[override]
-        return custom.CustomStream(self)
+        return user_datasets.CustomStream(self)
 
     @property
     def parents(self) -> tuple[Any, ...]:
@@ -263,7 +262,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         [[0, 1], [2, 3], [4]]
         """
         size = checks.positive(batch_size, "batch_size")
-        return IterPipeline(ordered.BatchStream(self._node, size, bool(drop_remainder), batch_fn))
+        return IterPipeline(stream_ops.BatchStream(self._node, size, bool(drop_remainder), batch_fn))
 
     @overload
     def filter(
@@ -290,7 +289,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         [0, 3]
         """
         return IterPipeline(
-            elementwise.FilterStream(self._node, check_transform(transform, tf.Filter, "filter"), vectorized)
+            stream_ops.FilterStream(self._node, check_transform(transform, tf.Filter, "filter"), vectorized)
         )
 
     @overload
@@ -307,7 +306,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(3).to_iter_dataset().map(lambda x: x * 10))
         [0, 10, 20]
         """
-        return IterPipeline(elementwise.MapStream(self._node, check_transform(transform, tf.Map, "map"), vectorized))
+        return IterPipeline(stream_ops.MapStream(self._node, check_transform(transform, tf.Map, "map"), vectorized))
 
     @explains_arguments("Write `ds.map_with_index(function)`.")
     def map_with_index(self, transform: MapWithIndexFunction[T_co, S]) -> IterDataset[S]:
@@ -318,7 +317,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         [(0, 4), (1, 5)]
         """
         checked = check_transform(transform, tf.MapWithIndex, "map_with_index")
-        return IterPipeline(elementwise.MapWithIndexStream(self._node, checked))
+        return IterPipeline(stream_ops.MapWithIndexStream(self._node, checked))
 
     @explains_arguments("Write `ds.random_map(function, seed=0)`.")
     def random_map(self, transform: RandomMapFunction[T_co, S], *, seed: int | None = None) -> IterDataset[S]:
@@ -335,7 +334,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         """
         chosen = derive_random_map_seed(self, seed)
         checked = check_transform(transform, tf.RandomMap, "random_map")
-        return IterPipeline(elementwise.RandomMapStream(self._node, checked, chosen))
+        return IterPipeline(stream_ops.RandomMapStream(self._node, checked, chosen))
 
     @explains_arguments("Write `ds.flat_map(function)`.")
     def flat_map(self, transform: FlatMapFunction[T_co, S]) -> IterDataset[S]:
@@ -345,7 +344,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(4).to_iter_dataset().flat_map(lambda x: [x] * x))
         [1, 2, 2, 3, 3, 3]
         """
-        return IterPipeline(ordered.FlatMapStream(self._node, check_transform(transform, tf.FlatMap, "flat_map")))
+        return IterPipeline(stream_ops.FlatMapStream(self._node, check_transform(transform, tf.FlatMap, "flat_map")))
 
     def limit(self, count: int) -> IterDataset[T_co]:
         """The first `count` elements: the same as `take`, under Grain's word.
@@ -354,7 +353,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(5).to_iter_dataset().limit(2))
         [0, 1]
         """
-        return IterPipeline(portions.Limit(self._node, count))
+        return IterPipeline(limit_and_rebatch.Limit(self._node, count))
 
     def take(self, count: int) -> IterDataset[T_co]:
         """The first `count` elements, as a dataset.
@@ -363,7 +362,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(5).to_iter_dataset().take(2))
         [0, 1]
         """
-        return IterPipeline(portions.Limit(self._node, count))
+        return IterPipeline(limit_and_rebatch.Limit(self._node, count))
 
     def skip(self, count: int) -> IterDataset[T_co]:
         """All elements but the first `count`, which are computed and dropped. `MapDataset.skip` computes nothing.
@@ -372,7 +371,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(5).to_iter_dataset().skip(3))
         [3, 4]
         """
-        return IterPipeline(portions.Skip(self._node, count))
+        return IterPipeline(limit_and_rebatch.Skip(self._node, count))
 
     def unbatch(self) -> IterDataset[Any]:
         """The rows of batches, one by one: each element must be a tree of arrays that share a first axis.
@@ -381,7 +380,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(5).map(lambda x: {"x": x}).batch(2).to_iter_dataset().unbatch().take(3))
         [{'x': np.int64(0)}, {'x': np.int64(1)}, {'x': np.int64(2)}]
         """
-        return IterPipeline(ordered.FlatMapStream(self._node, portions.unbatch))
+        return IterPipeline(stream_ops.FlatMapStream(self._node, limit_and_rebatch.unbatch))
 
     @explains_arguments(
         "Write `ds.repeat(num_epochs)`.", count="Write `num_epochs={0}`.", epochs="Write `num_epochs={0}`."
@@ -393,7 +392,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(2).to_iter_dataset().repeat(2))
         [0, 1, 0, 1]
         """
-        return IterPipeline(portions.RepeatStream(self._node, num_epochs))
+        return IterPipeline(limit_and_rebatch.RepeatStream(self._node, num_epochs))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T_co]:
         """Batches of another size, cut from the batches of this stream.
@@ -402,7 +401,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         >>> [batch.tolist() for batch in MapDataset.range(6).batch(4).to_iter_dataset().rebatch(3)]
         [[0, 1, 2], [3, 4, 5]]
         """
-        return IterPipeline(portions.Rebatch(self._node, batch_size, bool(drop_remainder)))
+        return IterPipeline(limit_and_rebatch.Rebatch(self._node, batch_size, bool(drop_remainder)))
 
     @explains_arguments("Write `ds.window_shuffle(1000, seed=0)`.", buffer_size="Write `window_size={0}`.")
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T_co]:
@@ -415,7 +414,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         [1, 0, 3, 2, 7, 6, 4, 5]
         """
         return IterPipeline(
-            windows.WindowShuffleStream(self._node, window_size, derive_seed(self, seed, "window_shuffle"))
+            stream_ops.WindowShuffleStream(self._node, window_size, derive_seed(self, seed, "window_shuffle"))
         )
 
     @overload
@@ -476,7 +475,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         >>> list(ds.zip(ds.map(str)))
         [(0, '0'), (1, '1')]
         """
-        return IterPipeline(ordered.ZipStream((self._node, *_nodes_of(others, "zip")), bool(strict)))
+        return IterPipeline(stream_ops.ZipStream((self._node, *_nodes_of(others, "zip")), bool(strict)))
 
     @explains_arguments("Write `stream.cache(folder)`.", path="Write `cache_dir={0}`.", folder="Write `cache_dir={0}`.")
     def cache(
@@ -509,7 +508,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         parent = self._node
         if parent.length is not None and checks.is_endless(parent.length):
             raise ValueError(f"{parent.call()} has no end, so it cannot be kept. Call `cache` before `repeat`.")
-        store = stores.Memory() if cache_dir is None else stores.Files(cache_dir, storage_options)
+        store = cache_stores.CacheMemory() if cache_dir is None else cache_stores.CacheFiles(cache_dir, storage_options)
         return IterPipeline(cache.Cache(parent, store, _CacheKey(parent, cache_dir is not None, trust_source)))
 
     @explains_arguments(
@@ -681,7 +680,7 @@ class IterPipeline(IterDataset[T_co]):
 
 @wrap.register(StreamNode)
 def _wrap_stream_node(stream_node: StreamNode) -> IterDataset[Any]:
-    return stream_node.dataset if isinstance(stream_node, custom.CustomStream) else IterPipeline(stream_node)
+    return stream_node.dataset if isinstance(stream_node, user_datasets.CustomStream) else IterPipeline(stream_node)
 
 
 @public("bushel.experimental")
@@ -689,7 +688,7 @@ class FlatMapIterDataset(IterPipeline[T_co]):
     """Splits each element of a stream into several, which come one after the other."""
 
     def __init__(self, parent: IterDataset[T], transform: FlatMapObject[T, T_co]):
-        super().__init__(ordered.FlatMapStream(parent._node, check_flat_map(transform)))
+        super().__init__(stream_ops.FlatMapStream(parent._node, check_flat_map(transform)))
 
 
 @public("bushel.experimental")

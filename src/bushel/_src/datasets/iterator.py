@@ -14,27 +14,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
 from bushel._src.base import blocks, checks, hints, tables
-from bushel._src.base.contract import optional
-from bushel._src.base.errors import RowFailed, StateMismatch, remove_our_frames
-from bushel._src.base.hooks import IteratorContext, Stats
+from bushel._src.base.errors import RowFailed, StateMismatch, remove_library_frames
+from bushel._src.base.grain_names import IteratorContext, Stats
 from bushel._src.base.options import ReadOptions
 from bushel._src.base.public import public
-from bushel._src.base.state_names import in_states
-from bushel._src.engine.observe import Observer
+from bushel._src.base.state_names import in_states, overridable
 from bushel._src.engine.opener import open_stream
-from bushel._src.engine.pulling import ThreadedCursor
 from bushel._src.engine.report import Report
 from bushel._src.engine.tasks import Executor
+from bushel._src.engine.threaded_cursor import ThreadedCursor
+from bushel._src.engine.timing_wrappers import Observer
 from bushel._src.engine.where_to_run import MEASURED, WhereToRun
-from bushel._src.graph import show
-from bushel._src.graph.cursors import Cursor
-from bushel._src.graph.custom import IteratorCursor
-from bushel._src.graph.epoch_numbers import drops_elements, find_epoch
-from bushel._src.graph.origins import ElementOrigin, find_next_origins
-from bushel._src.graph.passes import Passes
-from bushel._src.graph.state_fields import State
+from bushel._src.graph import graph_text
+from bushel._src.graph.cursors import Cursor, State
+from bushel._src.graph.origins import ElementOrigin, drops_elements, find_epoch, find_next_origins
 from bushel._src.graph.streams import StreamNode, reads_global_batches
-from bushel._src.state import envelope, files, identity
+from bushel._src.graph.usage_warnings import Passes
+from bushel._src.graph.user_datasets import IteratorCursor
+from bushel._src.state import checkpoint_files, identity, state_forms
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -82,7 +79,7 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
     True
     """
 
-    _is_no_data = True  # it stays as it is where it is an element: see base/ownership.py
+    _is_no_data = True  # it stays as it is where it is an element: see base/private_elements.py
 
     _stats = Stats()
     _ctx = IteratorContext()
@@ -149,7 +146,7 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
         1
         """
 
-    @optional
+    @overridable
     def origins(self, steps: int = 1) -> list[ElementOrigin]:
         """The source records that the next elements are made of. Nothing is read; see `MapDataset.origin`.
 
@@ -163,7 +160,7 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
         raise NotImplementedError(f"{type(self).__name__} cannot say what comes next without reading.")
 
     @property
-    @optional
+    @overridable
     def epoch(self) -> int:
         """How many epochs are over: 0 until the first element of the second epoch is the next one.
 
@@ -203,11 +200,11 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
         except IndexError:
             raise IndexError(f"There is no element {number}: the elements end before it.") from None
 
-    @optional
+    @overridable
     def _check_seekable(self) -> None:
         """Raises NotImplementedError if numbers of elements are not known, although indices are."""
 
-    @optional
+    @overridable
     def report(self) -> Report:
         """Where the time goes: the time of each stage, which stage waits for which, and what to try. Print it.
 
@@ -221,18 +218,18 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
         raise NotImplementedError(f"{type(self).__name__} is not measured: only iterators of Bushel's datasets are.")
 
     @property
-    @optional
+    @overridable
     def skipped(self) -> int:
         """How many elements failed and were left out so far, with `DatasetOptions(on_error="skip")`."""
         return 0
 
-    @optional
+    @overridable
     def start_prefetch(self) -> None:
         """Starts to prefetch before the first `next`, in a pipeline that prefetches."""
         for parent in self._parents:
             parent.start_prefetch()
 
-    @optional
+    @overridable
     def close(self) -> None:
         """Frees threads and other resources. `next` raises ValueError afterwards; closing again does nothing.
 
@@ -245,19 +242,19 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
             for parent in getattr(self, "_parents", ()):
                 parent.close()
 
-    async def save(self, directory: files.AwaitingCreation) -> files.Later:
+    async def save(self, directory: checkpoint_files.AwaitingCreation) -> checkpoint_files.Later:
         """Writes the present state into a folder that Orbax creates."""
-        return files.write_later(directory, files.texts_of(self))
+        return checkpoint_files.write_later(directory, checkpoint_files.texts_of(self))
 
-    async def load(self, directory: files.Folder) -> files.Later:
+    async def load(self, directory: checkpoint_files.Folder) -> checkpoint_files.Later:
         """Restores a state that `save` wrote, here or in Grain."""
-        return files.restore_later(directory, self)
+        return checkpoint_files.restore_later(directory, self)
 
-    @optional
+    @overridable
     def _get_next_index(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} has no index of its next element.")
 
-    @optional
+    @overridable
     def _set_next_index(self, index: int) -> None:
         raise NotImplementedError(f"{type(self).__name__} cannot seek to an index.")
 
@@ -314,7 +311,7 @@ class _CursorIterator(DatasetIterator[T_co]):
             "later `it = iter(ds)` and `it.set_state(state)`."
         )
 
-    @optional
+    @overridable
     def _begin(self) -> Passes | None:
         """Prepares the first element. Returns the passes over the dataset, for iterators that count them."""
         return None
@@ -353,7 +350,7 @@ class _CursorIterator(DatasetIterator[T_co]):
                 if isinstance(error, Exception):
                     self._assert_not_closed()  # another thread may have closed it meanwhile
                     self._come_back()
-                    error = remove_our_frames(error)
+                    error = remove_library_frames(error)
                 raise error
             finally:
                 del error  # its traceback holds this frame, and this frame holds the error
@@ -461,7 +458,7 @@ class PipelineIterator(_CursorIterator[T_co]):
         A signal handler may call it while `next` computes an element. It then gets the position before that element.
         """
         with self._lock:
-            return envelope.seal(self._position(), self.identity)
+            return state_forms.seal(self._position(), self.identity)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
         """Goes to a position of this pipeline, or of the same one built elsewhere, or of Grain's.
@@ -471,7 +468,7 @@ class PipelineIterator(_CursorIterator[T_co]):
           check: False also restores the state of another pipeline, if it has the same entries.
         """
         with self._lock:
-            self._move_to(envelope.unseal(state, self.identity, check=check))
+            self._move_to(state_forms.unseal(state, self.identity, check=check))
 
     @property
     def epoch(self) -> int:
@@ -511,7 +508,7 @@ class PipelineIterator(_CursorIterator[T_co]):
         return f"<iterator of {self._node.call()} at {self._position()}>"
 
     def _repr_html_(self) -> str:
-        return tables.paragraph(repr(self)) + show.describe(self._node)._repr_html_()
+        return tables.paragraph(repr(self)) + graph_text.describe(self._node)._repr_html_()
 
 
 @public("bushel.experimental")
@@ -539,7 +536,7 @@ class ThreadPrefetchDatasetIterator(_CursorIterator[T_co]):
         with self._lock:
             if not check:
                 self._move_to(self._position())  # ends the thread, which would read the other iterator meanwhile
-                files.set_unchecked_state(self._pulled, state)
+                checkpoint_files.set_unchecked_state(self._pulled, state)
                 state = copy.deepcopy(self._pulled.get_state())  # with the identity of the other iterator
             self._move_to(state)
 

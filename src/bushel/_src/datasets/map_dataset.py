@@ -15,10 +15,10 @@ import numpy as np
 from bushel._src.base import blocks, checks, hints
 from bushel._src.base import transforms as tf
 from bushel._src.base.blocks import Block
-from bushel._src.base.errors import RowFailed, add_note, remove_our_frames
+from bushel._src.base.errors import RowFailed, add_note, remove_library_frames
+from bushel._src.base.grain_names import Stats
 from bushel._src.base.hints import explains_arguments, renamed_arguments, show_as
-from bushel._src.base.hooks import Stats
-from bushel._src.base.lazy import Lazy
+from bushel._src.base.late_imports import Lazy
 from bushel._src.base.options import ReadOptions, WorkerOptions
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
@@ -35,10 +35,10 @@ from bushel._src.datasets.base_dataset import (
 )
 from bushel._src.datasets.iter_dataset import IterDataset, IterPipeline
 from bushel._src.datasets.iterator import DatasetIterator
-from bushel._src.graph import apply, batch, custom, leaves, reindex, streams
+from bushel._src.graph import batch, map_ops, reindex, source_nodes, streams, user_datasets
 from bushel._src.graph.node import MapNode
+from bushel._src.index import int64
 from bushel._src.index import mix as mix_index
-from bushel._src.index import words
 from bushel._src.sources.protocol import RandomAccessDataSource
 from bushel._src.sources.user_sources import as_source, check_source
 from bushel._src.state import identity
@@ -56,25 +56,22 @@ if TYPE_CHECKING:
         MapFunction,
         MapWithIndexFunction,
         RandomMapFunction,
-        TableInMemory,
+        TableLike,
         Unknown,
         Value,
         VectorizedFilter,
         VectorizedFunction,
     )
-    from bushel._src.datasets import columns, record_values
-    from bushel._src.graph import bucket, mixtures, origins, pack_plan, select, split
+    from bushel._src.datasets import computed_columns
+    from bushel._src.graph import by_length, mixtures, origins, select
     from bushel._src.graph.columns import Column
     from bushel._src.graph.origins import ElementOrigin
 else:
-    columns = Lazy("bushel._src.datasets.columns")
-    record_values = Lazy("bushel._src.datasets.record_values")
-    bucket = Lazy("bushel._src.graph.bucket")
+    computed_columns = Lazy("bushel._src.datasets.computed_columns")
+    by_length = Lazy("bushel._src.graph.by_length")
     mixtures = Lazy("bushel._src.graph.mixtures")
     origins = Lazy("bushel._src.graph.origins")
-    pack_plan = Lazy("bushel._src.graph.pack_plan")
     select = Lazy("bushel._src.graph.select")
-    split = Lazy("bushel._src.graph.split")
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -91,7 +88,7 @@ class _MapDatasetMeta(DatasetMeta):
     """Functions that create a MapDataset: `MapDataset.source(...)`. Instances do not have them."""
 
     @overload
-    def source(cls, source: TableInMemory) -> MapDataset[dict[Any, Any]]: ...
+    def source(cls, source: TableLike) -> MapDataset[dict[Any, Any]]: ...
 
     @overload
     def source(cls, source: RandomAccessDataSource[T]) -> MapDataset[T]: ...
@@ -107,7 +104,7 @@ class _MapDatasetMeta(DatasetMeta):
         ['a', 'b', 'c']
         """
         check_source(source, "A source")
-        return MapPipeline(leaves.Source(as_source(source)))
+        return MapPipeline(source_nodes.SourceNode(as_source(source)))
 
     @explains_arguments("Write `MapDataset.range(stop)` or `MapDataset.range(start, stop, step)`.")
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
@@ -120,7 +117,7 @@ class _MapDatasetMeta(DatasetMeta):
         first, last, step = (checks.integer(v, n) for v, n in ((first, "start"), (last, "stop"), (step, "step")))
         if step == 0:
             raise ValueError("step of a range must not be zero.")
-        return MapPipeline(leaves.Range(first, last, step))
+        return MapPipeline(source_nodes.Range(first, last, step))
 
     @explains_arguments("Write `MapDataset.mix([a, b], weights=[2, 1])`.")
     def mix(
@@ -231,7 +228,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
     @functools.cached_property
     def _node(self) -> MapNode:  # type: ignore[override]
-        return custom.CustomMap(self)
+        return user_datasets.CustomMap(self)
 
     @property
     def parents(self) -> tuple[MapDataset[Any], ...]:
@@ -395,7 +392,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
                 f"`MapDataset.batch` can not follow `MapDataset.{culprit}` because it can discard elements. Convert "
                 "`MapDataset` to `IterDataset` with `to_iter_dataset()` before calling `batch`."
             )
-        return MapPipeline(batch.Batch(self._node, size, bool(drop_remainder), batch_fn))
+        return MapPipeline(batch.BatchElements(self._node, size, bool(drop_remainder), batch_fn))
 
     @overload
     def filter(
@@ -424,7 +421,9 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> ds[1], list(ds)
         (None, [0, 2, 4])
         """
-        return MapPipeline(apply.Filter(self._node, check_transform(transform, tf.Filter, "filter"), vectorized))
+        return MapPipeline(
+            map_ops.FilterElements(self._node, check_transform(transform, tf.Filter, "filter"), vectorized)
+        )
 
     @overload
     def map(self, transform: MapFunction[T_co, S], *, vectorized: Literal[False] = False) -> MapDataset[S]: ...
@@ -444,7 +443,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(3).map(lambda xs: xs * 2, vectorized=True))
         [np.int64(0), np.int64(2), np.int64(4)]
         """
-        return MapPipeline(apply.Map(self._node, check_transform(transform, tf.Map, "map"), vectorized))
+        return MapPipeline(map_ops.MapElements(self._node, check_transform(transform, tf.Map, "map"), vectorized))
 
     @explains_arguments("Write `ds.map_with_index(function)`.")
     def map_with_index(self, transform: MapWithIndexFunction[T_co, S]) -> MapDataset[S]:
@@ -454,7 +453,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         ['a0', 'b1']
         """
         return MapPipeline(
-            apply.MapWithIndex(self._node, check_transform(transform, tf.MapWithIndex, "map_with_index"))
+            map_ops.MapElementsWithIndex(self._node, check_transform(transform, tf.MapWithIndex, "map_with_index"))
         )
 
     @explains_arguments("Write `ds.random_map(function, seed=0)`.")
@@ -472,7 +471,9 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         True
         """
         chosen = derive_random_map_seed(self, seed)
-        return MapPipeline(apply.RandomMap(self._node, check_transform(transform, tf.RandomMap, "random_map"), chosen))
+        return MapPipeline(
+            map_ops.RandomMapElements(self._node, check_transform(transform, tf.RandomMap, "random_map"), chosen)
+        )
 
     def seed(self, seed: int) -> MapDataset[T_co]:
         """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline.
@@ -643,18 +644,18 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         node = self._node
         if isinstance(shares, (str, bytes)) or not isinstance(shares, (Mapping, Sequence, np.ndarray)):
             raise TypeError(f"`split` takes the shares of the parts, such as [0.9, 0.1]; got {shares!r}.")
-        checked = split.check_shares(list(shares.values() if isinstance(shares, Mapping) else shares))
+        checked = select.check_split_sizes(list(shares.values() if isinstance(shares, Mapping) else shares))
         chosen_seed = checks.seed(seed, below=1 << 32)
         if hashed and (by is None or checked.counts):
             needs = "a value for each record: write `by=function`" if by is None else "shares such as [0.9, 0.1]"
             raise ValueError(f"`split` with hashed=True needs {needs}.")
-        records = split.find_records(node)
+        records = select.find_records(node)
         if by is None:
-            parts = split.split_by_place(records, checked, chosen_seed)
+            parts = select.split_by_position(records, checked, chosen_seed)
         else:
-            groups = record_values.check_groups(_check_values(by, "split"), records, node)
-            parts = split.split_by_group(records, groups, checked, chosen_seed, hashed)
-        datasets = [MapPipeline[T_co](split.put_in_place(node, records, part)) for part in parts]
+            groups = computed_columns.check_groups(_check_values(by, "split"), records, node)
+            parts = select.split_by_group(records, groups, checked, chosen_seed, hashed)
+        datasets = [MapPipeline[T_co](select.replace_records(node, records, part)) for part in parts]
         return dict(zip(shares, datasets, strict=True)) if isinstance(shares, Mapping) else tuple(datasets)
 
     @explains_arguments(
@@ -675,7 +676,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         if self._node.length >= checks.INFINITE:
             raise ValueError(f"Repeating already infinite dataset {self._node.call()} does nothing.")
         if reseed_each_epoch and num_epochs != 1:
-            split.warn_of_leak(self._node)
+            select.warn_of_leak(self._node)
         return MapPipeline(reindex.Repeat(self._node, num_epochs, bool(reseed_each_epoch)))
 
     @renamed_arguments(cache="cache_dir", options="workers")
@@ -713,7 +714,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         ['banana', 'kiwi']
         """
         checked = check_transform(function, tf.Map, "column")
-        return columns.column(
+        return computed_columns.column(
             self._node,
             checked,
             cache_dir=cache_dir,
@@ -739,7 +740,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         [0, 3]
         """
         checked = _check_values(mask, "where")
-        return _choose(self._node, record_values.check_mask, checked, select.Where())
+        return _choose(self._node, computed_columns.check_mask, checked, select.Where())
 
     @explains_arguments("Write `ds.sample(weights, seed=0)`.")
     def sample(
@@ -766,7 +767,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         """
         chosen_seed = derive_seed(self, seed, "sample")
         rule = select.Draw(chosen_seed) if replacement else select.WeightedShuffle(chosen_seed)
-        return _choose(self._node, record_values.check_weights, _check_values(weights, "sample"), rule)
+        return _choose(self._node, computed_columns.check_weights, _check_values(weights, "sample"), rule)
 
     @explains_arguments(
         "Write `ds.order_by(function)`.", reverse="Write `ds.order_by(-column)` for large values first."
@@ -791,7 +792,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         if not 0 <= noise <= 1:
             raise ValueError(f"noise must be between 0 (sorted) and 1 (shuffled), got {noise!r}.")
         rule = select.OrderBy(float(noise), derive_seed(self, seed, "order_by") if noise else 0)
-        return _choose(self._node, record_values.check_sortable, _check_values(values, "order_by"), rule)
+        return _choose(self._node, computed_columns.check_sortable, _check_values(values, "order_by"), rule)
 
     @explains_arguments("Write `ds.pack(len, length)`.", max_length="Write `length={0}`.")
     def pack(
@@ -829,9 +830,9 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
             checked: Any = {name: _check_values(values, "pack") for name, values in lengths.items()}
         else:
             checked = _check_values(lengths, "pack")
-        options = pack_plan.check_options(length, strategy, window, seed, max_sequences)
+        options = by_length.check_options(length, strategy, window, seed, max_sequences)
         return PackedMapDataset(
-            select.under_endless_repeat(self._node, lambda inner: record_values.pack_rows(inner, checked, options))
+            select.under_endless_repeat(self._node, lambda inner: computed_columns.pack_rows(inner, checked, options))
         )
 
     @explains_arguments("Write `ds.bucket(len, boundaries, batch_sizes, seed=0)`.")
@@ -867,12 +868,14 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         [[[1, 0], [1, 1]], [[1, 1, 1, 1], [1, 1, 1, 0]]]
         """
         checked = _check_values(lengths, "bucket")
-        bounds, sizes = bucket.check_sizes(boundaries, batch_sizes)
+        bounds, sizes = by_length.check_sizes(boundaries, batch_sizes)
         chosen = derive_seed(self, seed, "bucket")
         named = None if features is None else tuple(features)
-        options = bucket.BucketOptions(bounds, sizes, chosen, bool(drop_remainder), named, padding, batch_fn)
+        options = by_length.BucketOptions(bounds, sizes, chosen, bool(drop_remainder), named, padding, batch_fn)
         return MapPipeline(
-            select.under_endless_repeat(self._node, lambda inner: record_values.bucket_batches(inner, checked, options))
+            select.under_endless_repeat(
+                self._node, lambda inner: computed_columns.bucket_batches(inner, checked, options)
+            )
         )
 
     def origin(self, index: int) -> ElementOrigin:
@@ -888,7 +891,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         position = checks.integer(index, "index")
         if self._node.length == 0:
             raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
-        return origins.find_origins(self._node, words.array([position]))[0]
+        return origins.find_origins(self._node, int64.array([position]))[0]
 
     @renamed_arguments(where="device", buffer="buffer_size")
     @explains_arguments("Write `ds.to_device(device)`.")
@@ -973,7 +976,7 @@ class MapPipeline(MapDataset[T_co]):
         if isinstance(index, builtins.slice):
             return self.slice(index)
         try:
-            position = words.array([checks.integer(index, "index")])
+            position = int64.array([checks.integer(index, "index")])
         except TypeError as error:
             raise TypeError(f"{error} {_explain_index(index)}".rstrip()) from None
         return blocks.rows_of(_take(self._node, position))[0]
@@ -988,7 +991,7 @@ class MapPipeline(MapDataset[T_co]):
 
 @wrap.register(MapNode)
 def _wrap_map_node(map_node: MapNode) -> MapDataset[Any]:
-    return map_node.dataset if isinstance(map_node, custom.CustomMap) else MapPipeline(map_node)
+    return map_node.dataset if isinstance(map_node, user_datasets.CustomMap) else MapPipeline(map_node)
 
 
 @public("bushel")
@@ -999,7 +1002,7 @@ class PackedMapDataset(MapPipeline[dict[str, np.ndarray]]):
     def efficiency(self) -> dict[str, float]:
         """For each feature, the share of all cells of the rows that hold a token."""
         rows = self._node
-        while not isinstance(rows, pack_plan.PackedRows):  # repeated without end
+        while not isinstance(rows, by_length.PackedRows):  # repeated without end
             (rows,) = rows.parents
         return rows.efficiency
 
@@ -1030,20 +1033,20 @@ class FlatMapMapDataset(MapPipeline[T_co]):
     """Splits each element into up to `transform.max_fan_out` elements. If there are fewer, the rest are missing."""
 
     def __init__(self, parent: MapDataset[T], transform: FlatMapObject[T, T_co]):
-        super().__init__(apply.FlatMap(parent._node, check_flat_map(transform)))
+        super().__init__(map_ops.FlatMapElements(parent._node, check_flat_map(transform)))
 
 
 def _take(map_node: MapNode, indices: np.ndarray) -> Block:
     if map_node.length == 0:
         raise IndexError(f"{map_node.call()} is empty: it has no element {int(indices[0])}.")
-    if identity.OWN_PART not in map_node.__dict__:
+    if identity.NODE_IDENTITY not in map_node.__dict__:
         identity.freeze(map_node)
     try:
         return map_node.take(indices)
     except RowFailed as failed:
         error = failed.error
         add_note(error, f"bushel: this was element {int(indices[failed.row])} of the dataset.")
-    raise remove_our_frames(error)
+    raise remove_library_frames(error)
 
 
 def _nodes_of(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, ...]:

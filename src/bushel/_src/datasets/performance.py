@@ -17,7 +17,7 @@ from bushel._src.base.options import MultiprocessingOptions, ReadOptions
 from bushel._src.base.public import public
 from bushel._src.datasets.dataset import IterDataset
 from bushel._src.datasets.iterator import PipelineIterator
-from bushel._src.engine.figures import count_cores
+from bushel._src.engine.measurements import count_cores
 from bushel._src.engine.opener import choose_read_options
 from bushel._src.graph.node import Node, replace_parents
 from bushel._src.graph.streams import Ahead, Elements, StreamNode

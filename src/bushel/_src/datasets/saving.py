@@ -1,6 +1,6 @@
 """`ds.save`: writes the elements of a pipeline to files, sharded and resumable. `sources/saved_elements.py` reads them.
 
-`sources/output_folders.py` writes the files, to a local folder or to a store.
+`sources/folders.py` writes the files, to a local folder or to a store.
 """
 
 from __future__ import annotations
@@ -13,20 +13,17 @@ import os
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
-from bushel._src.base import checks, redact, sealed
+from bushel._src.base import checked_files, checks, redact
 from bushel._src.base.checks import is_endless
 from bushel._src.base.errors import DamagedFile, SavedByAnotherPipeline, writing
 from bushel._src.base.options import MultiprocessingOptions, WorkerOptions, find_job_options, read_workers
-from bushel._src.base.progress import Progress
-from bushel._src.base.written import Written
+from bushel._src.base.progress import Progress, Written
 from bushel._src.datasets.iterator import PipelineIterator
 from bushel._src.graph.streams import Ahead, StreamNode
-from bushel._src.sources import element_records, output_folders, record_writers
-from bushel._src.sources.element_records import Layout
-from bushel._src.sources.element_rows import RowWriter
-from bushel._src.sources.output_folders import Folder
+from bushel._src.sources import folders, record_writers, saved_elements
+from bushel._src.sources.folders import Folder
 from bushel._src.sources.paths import Options
-from bushel._src.sources.saved_elements import MANIFEST, PROGRESS, Manifest
+from bushel._src.sources.saved_elements import MANIFEST, PROGRESS, Layout, Manifest, RowWriter
 from bushel._src.state.digest import digest
 from bushel._src.state.identity import identify_in_full
 
@@ -37,7 +34,7 @@ SHARD_BYTES = 256 << 20
 INFO = "dataset_info.json"
 """The file that makes a folder a data set of TFDS, such as an RLDS data set."""
 
-_ELSEWHERE = {"rlds": "bushel._src.trajectory.rlds.saved_episodes"}
+_ELSEWHERE = {"rlds": "bushel._src.trajectory.episode_targets"}
 """Formats of higher layers: modules with a function `form(folder)`, imported when the format is used."""
 _RECORDS = {
     "bag": record_writers.BagWriter,
@@ -61,7 +58,7 @@ def save(
 ) -> Written:
     """Saves all elements of a stream; see `MapDataset.save`."""
     checks.choice(format, FORMATS, "format")
-    folder = output_folders.open_folder(path, storage_options)
+    folder = folders.open_folder(path, storage_options)
     length = node.length
     if length is not None and is_endless(length):
         raise ValueError("An endless dataset cannot be saved: leave out `repeat()`, or take a part with `take(count)`.")
@@ -73,11 +70,11 @@ def save(
                 f"each file then has about {SHARD_BYTES >> 20} MB."
             )
         per_shard = max(1, -(-length // checks.positive(shards, "shards")))
-    # A new node, so that saving does not count as a pass of the user over the dataset: see graph/passes.py.
+    # A new node, so that saving does not count as a pass of the user over the dataset: see graph/usage_warnings.py.
     chosen = read_workers(workers) or find_job_options() or MultiprocessingOptions()
     identity = digest(identify_in_full(node, trust_source=trust_source, method="save"), per_shard)
     with PipelineIterator(Ahead(node, chosen)) as iterator:
-        work = _Work(folder, format, _form(format, folder.address), identity)
+        work = _SavingRun(folder, format, _form(format, folder.address), identity)
         if not work.begin(overwrite=overwrite):
             return work.written()
         if work.state is not None:
@@ -88,7 +85,7 @@ def save(
     return work.written()
 
 
-def _write_all(iterator: PipelineIterator[Any], work: _Work, per_shard: int | None, progress: Progress) -> None:
+def _write_all(iterator: PipelineIterator[Any], work: _SavingRun, per_shard: int | None, progress: Progress) -> None:
     done = sum(work.files.counts)
     left = iter(iterator)
     for first in left:
@@ -107,7 +104,7 @@ def _write_all(iterator: PipelineIterator[Any], work: _Work, per_shard: int | No
     work.skipped = iterator.skipped
 
 
-class Writer(Protocol):
+class ElementWriter(Protocol):
     """Writes elements to one file."""
 
     def write(self, element: Any) -> int:
@@ -120,15 +117,15 @@ class Writer(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Files:
+class ShardFiles:
     """The complete files of a folder: names, numbers of elements, and approximate sizes in bytes."""
 
     names: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
 
-    def __add__(self, more: Files) -> Files:
-        return Files(self.names + more.names, self.counts + more.counts, self.sizes + more.sizes)
+    def __add__(self, more: ShardFiles) -> ShardFiles:
+        return ShardFiles(self.names + more.names, self.counts + more.counts, self.sizes + more.sizes)
 
 
 class Form(abc.ABC):
@@ -146,11 +143,11 @@ class Form(abc.ABC):
         """Whether a file with this name was written by `save`."""
 
     @abc.abstractmethod
-    def open(self, path: str, first: Any) -> Writer:
+    def open(self, path: str, first: Any) -> ElementWriter:
         """Opens a new file, whose first element will be `first`."""
 
     @abc.abstractmethod
-    def finish(self, folder: Folder, files: Files, identity: str, skipped: int) -> None:
+    def finish(self, folder: Folder, files: ShardFiles, identity: str, skipped: int) -> None:
         """Writes the files that make the folder readable. Readers look for the last of them."""
 
 
@@ -166,28 +163,28 @@ class _ElementForm(Form):
     def belongs(self, name: str) -> bool:
         return name == MANIFEST or name.startswith("part-")
 
-    def open(self, path: str, first: Any) -> Writer:
+    def open(self, path: str, first: Any) -> ElementWriter:
         if self.layout is None:
-            self.layout = element_records.infer_layout(first)
+            self.layout = saved_elements.infer_layout(first)
         if self._format == "parquet":
             return RowWriter(path, self.layout, first)
         compress = self._format != "bag"  # a TFRecord file is never compressed: one that is can only be read in order
         return _RecordFile(_RECORDS[self._format](path, compress), self.layout)
 
-    def finish(self, folder: Folder, files: Files, identity: str, skipped: int) -> None:
+    def finish(self, folder: Folder, files: ShardFiles, identity: str, skipped: int) -> None:
         layout = {"dict": {}} if self.layout is None else self.layout
         made = Manifest(self._format, files.names, files.counts, layout, identity, skipped)
-        folder.write(MANIFEST, sealed.json_bytes(made.content()))
+        folder.write(MANIFEST, checked_files.json_bytes(made.content()))
 
 
 class _RecordFile:
     """Encodes elements as records and writes them to a file of records."""
 
-    def __init__(self, writer: record_writers.Writer, layout: Layout):
+    def __init__(self, writer: record_writers.RecordWriter, layout: Layout):
         self._writer, self._layout = writer, layout
 
     def write(self, element: Any) -> int:
-        record = element_records.encode(element, self._layout)
+        record = saved_elements.encode(element, self._layout)
         self._writer.write(record)
         return len(record)
 
@@ -207,7 +204,7 @@ class _Shard:
 
     name: str
     shown: str
-    writer: Writer
+    writer: ElementWriter
     count: int = 0
     size_bytes: int = 0
 
@@ -220,7 +217,7 @@ class _Shard:
         self.count += 1
 
 
-class _Work:
+class _SavingRun:
     """The folder while it is written: its complete files, and the state of the pipeline after the last of them.
 
     A file gets its name when it is complete, and it counts when `.saving.json` lists it. Files that a killed run has
@@ -229,7 +226,7 @@ class _Work:
 
     def __init__(self, folder: Folder, format: Format, form: Form, identity: str):
         self._folder, self._format, self._form, self._identity = folder, format, form, identity
-        self.files = Files()
+        self.files = ShardFiles()
         self.state: Any = None
         self.skipped = 0
 
@@ -249,18 +246,18 @@ class _Work:
         elif MANIFEST in ours:
             saved = Manifest.parse(self._folder.read(MANIFEST), self._folder.shown(MANIFEST))
             self._compare(saved.identity, saved.format)
-            self.files, self.skipped = Files(saved.files, saved.counts), saved.skipped
+            self.files, self.skipped = ShardFiles(saved.files, saved.counts), saved.skipped
             return False
         elif ours:
-            return self._go_on(sealed.parse_json(self._folder.read(PROGRESS), self._folder.shown(PROGRESS)))
+            return self._go_on(checked_files.parse_json(self._folder.read(PROGRESS), self._folder.shown(PROGRESS)))
         return True
 
     def _go_on(self, kept: dict[str, Any]) -> bool:
         self._compare(kept["identity"], kept["format"], interrupted=not kept.get("finished"))
         names, counts = kept["files"], kept["counts"]
-        self.files = Files(tuple(names), tuple(counts), tuple(kept.get("sizes", [0] * len(names))))
+        self.files = ShardFiles(tuple(names), tuple(counts), tuple(kept.get("sizes", [0] * len(names))))
         self._form.layout, self.state, self.skipped = kept["layout"], kept["state"], kept["skipped"]
-        half = [name for name in self._folder.names() if name.startswith(".") and name.endswith(sealed.WRITING)]
+        half = [name for name in self._folder.names() if name.startswith(".") and name.endswith(checked_files.WRITING)]
         self._folder.remove(half)  # left by a run that was killed
         return not kept.get("finished")
 
@@ -282,7 +279,7 @@ class _Work:
         formats: set[Any] = {self._format}
         for name in ours:
             with contextlib.suppress(DamagedFile):
-                formats.add(sealed.parse_json(self._folder.read(name), name, needs_checksum=False).get("format"))
+                formats.add(checked_files.parse_json(self._folder.read(name), name, needs_checksum=False).get("format"))
         forms = [_form(format, self._folder.address) for format in formats if format in FORMATS]
         names = [name for name in self._folder.names() if any(form.belongs(name.lstrip(".")) for form in forms)]
         self._folder.remove(sorted(names, key=lambda name: name not in (MANIFEST, INFO)))
@@ -307,7 +304,7 @@ class _Work:
 
     def keep(self, shard: _Shard, state: Any) -> None:
         """Lists a file as complete. If the run is killed after this, the next run goes on from `state`."""
-        self.files += Files((shard.name,), (shard.count,), (shard.size_bytes,))
+        self.files += ShardFiles((shard.name,), (shard.count,), (shard.size_bytes,))
         self.state = state
         self._write_progress(finished=False)
 
@@ -323,7 +320,7 @@ class _Work:
             "skipped": self.skipped,
             "finished": finished,
         }
-        self._folder.write(PROGRESS, sealed.json_bytes(kept))
+        self._folder.write(PROGRESS, checked_files.json_bytes(kept))
 
     def finish(self) -> None:
         """Writes the files that make the folder readable. Unless one is `bushel.json`, `.saving.json` stays."""

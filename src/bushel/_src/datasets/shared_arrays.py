@@ -1,4 +1,4 @@
-"""Arrays in shared memory, under Grain's names. Bushel's own workers do not use them: see `engine/slabs.py`."""
+"""Arrays in shared memory, under Grain's names. Bushel's own workers do not use them: see `engine/shared_memory.py`."""
 
 from __future__ import annotations
 

@@ -21,17 +21,157 @@ name of each. Large arrays are cut.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bushel._src.base import trees
-from bushel._src.display import kinds, media
-from bushel._src.display.encoded import decode_image, decode_video
-from bushel._src.display.labels import find_labels, join_captions
-from bushel._src.display.parts import open_container
-from bushel._src.display.tokens import describe_tokens
+from bushel._src.display import kinds, pictures
+from bushel._src.display.kinds import open_container
+from bushel._src.display.pictures import decode_image, decode_video
+
+_LABEL_NAME = re.compile(
+    r"(^|_)(labels?|class(es)?|class_(id|name|label)s?|categor(y|ies)|targets?|y|species|digits?)$", re.IGNORECASE
+)
+LONGEST = 40
+"""How many characters of a label are written below a picture."""
+
+
+def find_labels(entries: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> list[tuple[str, list[str]]]:
+    """The labels among the entries of a container, each with its texts: one, or one for each row of a batch.
+
+    >>> find_labels({"image": None, "label": np.array([1, 0])}, {"label": ["cat", "dog"]})
+    [('label', ['1 · dog', '0 · cat'])]
+
+    Args:
+      entries: the entries by name.
+      names: the names of the classes of some entries.
+    """
+    found = []
+    for name, value in entries.items():
+        if name in names or _LABEL_NAME.search(name):
+            texts = _write_labels(value, names.get(name))
+            if texts is not None:
+                found.append((name, texts))
+    return found
+
+
+def _write_labels(value: Any, names: Sequence[str] | None) -> list[str] | None:
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iubSUO" and value.size:
+        texts = [_write_label(one, names) for one in value.tolist()]
+        return None if None in texts else [text for text in texts if text is not None]
+    text = _write_label(
+        value.item() if isinstance(value, (np.ndarray, np.generic)) and not value.ndim else value, names
+    )
+    return None if text is None else [text]
+
+
+def _write_label(value: Any, names: Sequence[str] | None) -> str | None:
+    """A label as a text: its number with the name of its class, or the text that it is; None for anything else."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST else f"{value[: LONGEST - 1]}…"
+    if not isinstance(value, int):
+        return None
+    return str(value) if names is None or not 0 <= value < len(names) else f"{value} · {names[value][:LONGEST]}"
+
+
+def join_captions(labels: Sequence[tuple[str, list[str]]], count: int) -> list[str] | None:
+    """What is written below each of `count` pictures; None if no entry has a label for each of them.
+
+    >>> join_captions([("label", ["3", "1"])], 2), join_captions([("a_label", ["3"]), ("b_label", ["x"])], 1)
+    (['label 3', 'label 1'], ['a_label 3, b_label x'])
+    """
+    fitting = [(name, texts) for name, texts in labels if len(texts) == count]
+    if not fitting:
+        return None
+    rows = zip(*(texts for _, texts in fitting), strict=True)
+    names = [name for name, _ in fitting]
+    return [
+        ", ".join(_write_pair(name, text, len(names)) for name, text in zip(names, row, strict=True)) for row in rows
+    ]
+
+
+def _write_pair(name: str, text: str, count: int) -> str:
+    return f"{name} {text}" if count > 1 or text.lstrip("-").isdecimal() else text
+
+
+ROWS = 8
+"""How many rows are shown."""
+TOKENS = 1_024
+"""How many tokens of a row are shown."""
+
+
+def describe_tokens(
+    ids: np.ndarray,
+    *,
+    segments: Any = None,
+    positions: Any = None,
+    mask: np.ndarray | None = None,
+    tokenizer: Any = None,
+) -> dict[str, Any]:
+    """Rows of tokens for the page.
+
+    Args:
+      ids: [tokens] or [rows, tokens].
+      segments: which packed sequence each token belongs to; 0 is padding.
+      positions: the position of each token in its sequence.
+      mask: False where a token is hidden, for example from the loss.
+      tokenizer: an object with `decode(ids)`.
+    """
+
+    def as_rows(values: Any) -> np.ndarray | None:
+        values = None if values is None else np.asarray(values)
+        if values is None or values.shape != ids.shape:
+            return None
+        return values.reshape(-1, ids.shape[-1])[:ROWS, :TOKENS]
+
+    all_rows = as_rows(ids)
+    assert all_rows is not None
+    segment_rows, position_rows, mask_rows = as_rows(segments), as_rows(positions), as_rows(mask)
+    rows = []
+    for number, row in enumerate(all_rows):
+        shown: dict[str, Any] = {"ids": row.tolist()}
+        if segment_rows is not None:
+            shown["segments"] = segment_rows[number].tolist()
+        if position_rows is not None:
+            shown["positions"] = position_rows[number].tolist()
+        if mask_rows is not None:
+            shown["kept"] = mask_rows[number].astype(int).tolist()
+        if tokenizer is not None:
+            shown["pieces"] = [_decode_one(tokenizer, token) for token in row.tolist()]
+            shown["texts"] = _decode_segments(tokenizer, row, None if segment_rows is None else segment_rows[number])
+        rows.append(shown)
+    total = ids.size // ids.shape[-1]
+    return {"rows": rows, "rows_left_out": total - len(rows), "left_out": max(0, ids.shape[-1] - TOKENS)}
+
+
+def _decode_segments(tokenizer: Any, row: np.ndarray, segments: np.ndarray | None) -> list[dict[str, Any]]:
+    """The text of each segment, in the order in which they begin. Padding (segment 0) is left out."""
+    if segments is None:
+        return [{"segment": None, "text": decode(tokenizer, row.tolist())}]
+    _, first = np.unique(segments, return_index=True)
+    present = [int(segments[place]) for place in sorted(first.tolist()) if segments[place] != 0]
+    return [{"segment": one, "text": decode(tokenizer, row[segments == one].tolist())} for one in present]
+
+
+def _decode_one(tokenizer: Any, token: int) -> str:
+    text = decode(tokenizer, [token])
+    if not text and hasattr(tokenizer, "id_to_token"):  # a special token, which `decode` leaves out
+        return tokenizer.id_to_token(token) or ""
+    return text
+
+
+def decode(tokenizer: Any, ids: list[int]) -> str:
+    """The text of some tokens. A tokenizer refuses ids that it does not know; these are shown as numbers."""
+    try:
+        return str(tokenizer.decode(ids))
+    except Exception as error:  # each tokenizer has errors of its own
+        return f"⟨{', '.join(map(str, ids[:4]))}{', …' if len(ids) > 4 else ''}: {type(error).__name__}⟩"
+
 
 ENTRIES = 100
 """How many entries of a container are shown."""
@@ -181,7 +321,7 @@ class _Describer:
             frames, total, rate = decode_video(content, FRAMES)
             return self._draw_frames(frames, total, None, rate) | {"type": f"{media_type}, {len(content):,} bytes"}
         if media_type is not None and self._spend(len(content) * 4 // 3):
-            return shown | {"kind": "audio", "url": media.data_url(media_type, content), "type": media_type}
+            return shown | {"kind": "audio", "url": pictures.data_url(media_type, content), "type": media_type}
         try:
             text = content[: TEXT * 4].decode()
             if text.isprintable() or all(letter.isprintable() or letter in "\n\r\t" for letter in text):
@@ -216,8 +356,8 @@ class _Describer:
         rate = kinds.find_rate(name, value, beside)
         if rate is not None and self._spend(min(len(value), rate * 30) * 4):
             seconds = len(value) / rate
-            curve = media.curve(value if value.ndim == 1 else value[:, 0])
-            url = media.data_url("audio/wav", media.wav(value, rate))
+            curve = pictures.curve(value if value.ndim == 1 else value[:, 0])
+            url = pictures.data_url("audio/wav", pictures.wav(value, rate))
             return {"kind": "audio", "url": url, "rate": rate, "seconds": seconds, "curve": curve}
         axes = kinds.find_image_axes(name, value)
         if axes is not None:
@@ -261,13 +401,13 @@ class _Describer:
     def _draw_image(self, value: np.ndarray, mask: tuple[str, np.ndarray] | None) -> dict[str, Any]:
         height, width = value.shape[:2]
         step = max(1, max(height, width) // 2048)  # before the values are converted, which takes memory
-        pixels, note = media.to_pixels(value[::step, ::step])
+        pixels, note = pictures.to_pixels(value[::step, ::step])
         drawn = mask is not None and mask[1].shape == (height, width)
         if drawn and mask is not None:
-            pixels = media.draw_mask(pixels, mask[1][::step, ::step])
-        if not self._spend(min(pixels.nbytes, media.IMAGE_EDGE**2 * 4)):
+            pixels = pictures.draw_mask(pixels, mask[1][::step, ::step])
+        if not self._spend(min(pixels.nbytes, pictures.IMAGE_EDGE**2 * 4)):
             return {"kind": "bytes", "text": "This element has more pictures than fit one page.", "size": value.nbytes}
-        shown = {"kind": "image", "url": media.png_url(pixels), "width": width, "height": height, "note": note}
+        shown = {"kind": "image", "url": pictures.png_url(pixels), "width": width, "height": height, "note": note}
         return shown | {"mask": mask[0] if drawn and mask is not None else None}
 
     def _draw_frames(
@@ -277,15 +417,21 @@ class _Describer:
             step = max(frames.shape[1:3]) // 320
             frames = frames[:, ::step, ::step]
             mask = None if mask is None or mask[1].ndim > 1 else mask
-        pixels, note = media.to_pixels(frames)
+        pixels, note = pictures.to_pixels(frames)
         kept = None
         if mask is not None and mask[1].shape == pixels.shape[:1]:
             kept = mask[1].astype(int).tolist()
         elif mask is not None and mask[1].shape == pixels.shape[:3]:
-            pixels = np.stack([media.draw_mask(*pair) for pair in zip(pixels, mask[1], strict=True)])
+            pixels = np.stack([pictures.draw_mask(*pair) for pair in zip(pixels, mask[1], strict=True)])
         if not self._spend(min(pixels.nbytes, len(pixels) * 160 * 160 * 4)):
             return {"kind": "bytes", "text": "This element has more pictures than fit one page.", "size": frames.nbytes}
-        shown = {"kind": "frames", "sprite": media.sprite(pixels), "total": total, "note": note, "rate": rate or 10.0}
+        shown = {
+            "kind": "frames",
+            "sprite": pictures.sprite(pixels),
+            "total": total,
+            "note": note,
+            "rate": rate or 10.0,
+        }
         return shown | {"kept": kept, "mask": None if mask is None else mask[0]}
 
     def _spend(self, size: int) -> bool:
@@ -306,35 +452,35 @@ def _describe_numbers(value: np.ndarray, mask: tuple[str, np.ndarray] | None, *,
         "mask": None if mask is None else mask[0],
     }
     if value.dtype == bool:
-        shown["share_true"] = float(media.take_sample(value).mean())
+        shown["share_true"] = float(pictures.take_sample(value).mean())
     else:
-        shown["summary"] = media.summarize(value)
+        shown["summary"] = pictures.summarize(value)
     if value.dtype.kind not in "iufb" or value.size < VALUES:
         return shown
-    if value.size <= media.SAMPLE and bool((value == value.reshape(-1)[0]).all()):
+    if value.size <= pictures.SAMPLE and bool((value == value.reshape(-1)[0]).all()):
         return shown | {"constant": str(value.reshape(-1)[0]), "size": value.size}
     if value.dtype != bool:
-        shown["histogram"] = media.histogram(value)
+        shown["histogram"] = pictures.histogram(value)
     if not draws:
         return shown
     hidden = None if mask is None else mask[1]
     if hidden is not None and hidden.ndim == 1:
         shown["shaded"] = find_runs(~hidden)
     if value.ndim == 1 and value.dtype == bool:
-        shown["heat"] = media.heat_map(value[None], None if hidden is None else hidden[None])
+        shown["heat"] = pictures.heat_map(value[None], None if hidden is None else hidden[None])
     elif value.ndim == 1:
-        shown["curve"] = media.curve(value)
+        shown["curve"] = pictures.curve(value)
     elif value.ndim == 2:
         if value.shape[0] >= VALUES and value.shape[1] <= CURVES and value.dtype.kind == "f":
             shown["curves"] = _describe_curves(value)
-        shown["heat"] = media.heat_map(value, None if hidden is None else _widen(hidden, value.shape))
+        shown["heat"] = pictures.heat_map(value, None if hidden is None else _widen(hidden, value.shape))
     else:
         tables = value.reshape(-1, *value.shape[-2:])
         masks = None if hidden is None else _widen(hidden, value.shape).reshape(tables.shape)
         shown["slices"] = [
             {
                 "label": f"[{', '.join(map(str, np.unravel_index(n, value.shape[:-2])))}]",
-                **media.heat_map(table, None if masks is None else masks[n], 128),
+                **pictures.heat_map(table, None if masks is None else masks[n], 128),
             }
             for n, table in enumerate(tables[:4])
         ]
@@ -344,7 +490,7 @@ def _describe_numbers(value: np.ndarray, mask: tuple[str, np.ndarray] | None, *,
 
 def _describe_curves(value: np.ndarray) -> dict[str, Any]:
     """The columns of a table as curves over its rows; of a long table every n-th row."""
-    step = -(-len(value) // media.CURVE_POINTS)
+    step = -(-len(value) // pictures.CURVE_POINTS)
     some = value[::step].astype(np.float64)
     series = [{"label": str(column), "y": some[:, column].tolist()} for column in range(value.shape[1])]
     return {"x": list(range(0, len(value), step)), "series": series}

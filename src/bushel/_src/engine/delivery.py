@@ -1,9 +1,7 @@
 """Delivery: hands out the rows of a program in order, wherever they are computed.
 
-An executor computes blocks ahead of the consumer, in any order. Without an executor, the consumer computes rows when it
-needs them. Delivery keeps the position of the last row that it has handed out, and no other state: results that were
-computed ahead can be thrown away at any time. So the executor can change between two rows. Where the rows of a program
-come from is in position_delivery.py and drawn_delivery.py.
+Also how many positions a block should hold, learned from the blocks before. Where the rows of a program come from is in
+position_delivery.py and upstream_delivery.py.
 """
 
 from __future__ import annotations
@@ -18,15 +16,15 @@ import numpy as np
 
 from bushel._src.base import blocks
 from bushel._src.base.blocks import Block
-from bushel._src.base.contract import optional
 from bushel._src.base.errors import PipelineNotSent, WorkerDied, add_note, describe_error, inside
 from bushel._src.base.options import DatasetOptions
-from bushel._src.engine.block_size import BLOCK_S, MOST_POSITIONS, Sizer, measure_result
+from bushel._src.base.state_names import overridable
+from bushel._src.engine.measurements import size_of
 from bushel._src.engine.program import (
     FailedAt,
     Program,
+    ProgramInput,
     Result,
-    Rows,
     Runner,
     Skipped,
     make_state,
@@ -34,11 +32,57 @@ from bushel._src.engine.program import (
     run_again,
 )
 from bushel._src.engine.tasks import Executor, Ledger, Task, Ticket, wait_and_check
-from bushel._src.graph.closing import CLOSED
-from bushel._src.graph.cursors import Cursor, Mark
-from bushel._src.graph.filter_watch import FilterWatch
-from bushel._src.graph.skips import Skips
-from bushel._src.graph.state_fields import State
+from bushel._src.graph.cursors import CLOSED, Cursor, Mark, Skips, State
+from bushel._src.graph.usage_warnings import FilterWatch
+
+BLOCK_S = 20e-3
+"""How long a block should take to compute: much longer than handing it over, much shorter than anyone notices."""
+
+MOST_POSITIONS = 1 << 20
+"""How many positions may be computed ahead, if nothing else sets a bound."""
+
+
+class Sizer:
+    """Chooses how many positions a block should hold. Small records are sent many at a time.
+
+    Args:
+      unit: positions that make one row. A block holds whole multiples of it.
+      most: how many positions a block may hold.
+      block_bytes: how many bytes the rows of a block should have at most.
+      least: positions that are requested together, however long that takes, as far as `most` and `block_bytes` allow.
+      block_s: how long a block should take to compute.
+    """
+
+    def __init__(self, unit: int, most: int, block_bytes: int, least: int = 1, block_s: float = BLOCK_S):
+        self._unit = unit
+        self._most = max(1, most // unit)  # in units
+        self._block_bytes, self._block_s = block_bytes, block_s
+        self._least = self._units = max(1, min(least // unit, self._most))
+        self._bytes_each: float | None = None  # bytes of the rows of a position, once a block was seen
+
+    def choose_size(self) -> int:
+        """Return the number of positions of the next block."""
+        return self._units * self._unit
+
+    def count_within(self, budget_bytes: int) -> int | None:
+        """Return how many positions fit into a budget; None before the first block has told their size."""
+        return None if self._bytes_each is None else int(budget_bytes / max(self._bytes_each, 1e-9))
+
+    def learn(self, positions: int, seconds: float, size_bytes: int | None) -> None:
+        """Learn from a block. If it has no rows, it has no size, and blocks do not grow."""
+        if size_bytes is not None or self._bytes_each is None:  # rows that were dropped hold no memory
+            self._bytes_each = (size_bytes or 0) / positions
+        units = max(1, positions // self._unit)
+        by_time = self._block_s * units / max(seconds, 1e-9)
+        by_bytes = self._units if size_bytes is None else self._block_bytes * units / max(size_bytes, 1)
+        # At most eight times as large as the last one: the first block is not typical, because it loads code.
+        wanted = int(min(max(by_time, self._least), by_bytes, 8 * self._units))
+        self._units = max(1, min(wanted, self._most))
+
+
+def measure_result(result: Result) -> int:
+    """Return the bytes of the rows of a result: those that a worker has sent, or an estimate."""
+    return size_of(result.rows) if result.size_bytes is None else result.size_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +116,7 @@ class Delivery(Cursor):
     def __init__(
         self,
         program: Program,
-        rows: Rows,
+        rows: ProgramInput,
         placement: Placement | None,
         options: DatasetOptions,
         skips: Skips | None = None,
@@ -106,42 +150,42 @@ class Delivery(Cursor):
         The block is empty if a filter has dropped all rows.
         """
 
-    @optional
+    @overridable
     def _draw(self, low: int, high: int) -> tuple[Block | None, int]:
         """Return the rows that a task for positions [low, high) brings along, by default none, and where they end."""
         return None, high
 
-    @optional
+    @overridable
     def _end_rows(self) -> None:
         """Move to the end, after all rows were delivered; or raise the error that ended the rows."""
         self._position, self._counts = self._length, self._after
 
-    @optional
+    @overridable
     def _handle_not_sent(self, error: PipelineNotSent) -> None:
         """Raise the error of a program that cannot be sent to workers, or let the consumer run it from now on."""
         raise error
 
-    @optional
+    @overridable
     def _learn(self, result: Result, positions: int) -> None:
         """Decide from a block of so many positions where the next ones are computed. By default nothing changes."""
 
-    @optional
+    @overridable
     def _count_skipped(self, result: Result | None, before: int) -> None:
         """Count the elements that were skipped before a position; by default those that the program has skipped."""
         if result is not None:
             count_skipped(self._skips, result.skipped, before)
 
-    @optional
+    @overridable
     def mark(self) -> tuple[Mark, Sequence[int]]:
         """Return the position in the rows that the program starts from, and the counts of its counting steps."""
         return self._position, self._counts
 
-    @optional
+    @overridable
     def _rewind_rows(self, mark: Mark) -> None:
         """Go to a position in the rows that the program starts from."""
         self._position = mark
 
-    @optional
+    @overridable
     def _get_row_index(self) -> int:
         """Return the index of the next of these rows."""
         return self._position
@@ -183,7 +227,7 @@ class Delivery(Cursor):
                 self._row = min(low + count, len(result.rows))
                 self._position, *self._counts = result.marks[self._row - 1].tolist()
                 self._count_skipped(result, self._position)
-                return blocks.take_part(result.rows, low, self._row)
+                return blocks.take_slice(result.rows, low, self._row)
             if result is not None and result.failure is not None:
                 if self._step_over(result.failure):
                     continue
@@ -468,4 +512,4 @@ def _cut(result: Result, position: int, error: Exception) -> Result:
     """Return the part of a result before a position, with `error` as its failure."""
     good = int(np.searchsorted(result.marks[:, 0], position, side="right"))
     skipped = [one for one in result.skipped if one[0] < position]
-    return Result(blocks.part_of(result.rows, 0, good), result.marks[:good], result.after, error, skipped)
+    return Result(blocks.slice_block(result.rows, 0, good), result.marks[:good], result.after, error, skipped)

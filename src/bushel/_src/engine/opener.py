@@ -1,4 +1,7 @@
-"""Opens streams: builds the cursors of a graph, and decides what of it runs where."""
+"""Opens streams: builds the cursors of a graph, and decides what of it runs where.
+
+Also how many records are read together where a read costs a network round trip.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +19,22 @@ import numpy as np
 from bushel._src.base.blocks import Block
 from bushel._src.base.options import DatasetOptions, ExecutionTrackingMode, RayOptions, ReadOptions
 from bushel._src.engine.delivery import Placement
-from bushel._src.engine.dma import DmaMapper
-from bushel._src.engine.drawn_delivery import DrawnDelivery
-from bushel._src.engine.figures import count_cores
-from bushel._src.engine.host_memory import HostMemory, InHostMemory
-from bushel._src.engine.observe import Observer
+from bushel._src.engine.measurements import count_cores
 from bushel._src.engine.position_delivery import PositionDelivery
 from bushel._src.engine.program import Misfit, Program, find_step_that_asks
-from bushel._src.engine.round_trips import costs_round_trips, count_together
+from bushel._src.engine.shared_memory import DmaMapper
 from bushel._src.engine.stream_delivery import StreamDelivery
 from bushel._src.engine.stream_program import StreamProgram
 from bushel._src.engine.tasks import FORKED, Executor, Threads, in_worker
-from bushel._src.engine.thread_trials import TriedThreads
-from bushel._src.engine.where_to_run import MEASURED, WhereToRun
-from bushel._src.graph.batch import is_ours
-from bushel._src.graph.cursors import Cursor, Mark, Over, Same
-from bushel._src.graph.elementwise import Step
-from bushel._src.graph.leaves import Source
+from bushel._src.engine.timing_wrappers import Observer
+from bushel._src.engine.transfer import HostMemory, InHostMemory
+from bushel._src.engine.upstream_delivery import UpstreamDelivery
+from bushel._src.engine.where_to_run import MEASURED, TriedThreads, WhereToRun
+from bushel._src.graph.batch import is_made_by_library
+from bushel._src.graph.cursors import Cursor, Mark, Over, Same, Skips, State, collect_skips, read_count
 from bushel._src.graph.node import MapNode, Node
-from bushel._src.graph.ordered import BatchCursor, BatchStream
-from bushel._src.graph.skips import Skips, collect_skips
-from bushel._src.graph.state_fields import State, read_count
+from bushel._src.graph.source_nodes import SourceNode
+from bushel._src.graph.stream_ops import BatchCursor, BatchStream, Step
 from bushel._src.graph.streams import (
     Ahead,
     Elements,
@@ -48,6 +46,7 @@ from bushel._src.graph.streams import (
     WithOptions,
     options_of,
 )
+from bushel._src.sources.protocol import get_batch_reader
 
 
 def open_stream(
@@ -153,9 +152,11 @@ class _Opener:
     def _open_base(self, node: StreamNode) -> Cursor:
         if isinstance(node, Ahead):
             if (kept := _find_kept_actors(node)) is not None:
-                return self.open_ahead(node.parent, _place(node, self.observer.watch_executor(kept)))
+                return self.open_ahead(node.parent, _make_placement(node, self.observer.watch_executor(kept)))
             pool = self.pools.hold(node, lambda: self.observer.watch_executor(_start_executor(node, self.mapper)))
-            return _Owner(self.open_ahead(node.parent, _place(node, pool.executor)), lambda: self.pools.let_go(pool))
+            return _Owner(
+                self.open_ahead(node.parent, _make_placement(node, pool.executor)), lambda: self.pools.let_go(pool)
+            )
         if isinstance(node, Pulled):
             return self.observer.pull_ahead(self._open_in_host_memory(node.parent), node.size)
         if isinstance(node, ToDevice):
@@ -175,7 +176,7 @@ class _Opener:
                 "other processes would not know which ones. Leave them out before, with `where` or `slice`."
             )
         # Imported here, because they import JAX.
-        from bushel._src.engine import dma, transfer
+        from bushel._src.engine import shared_memory, transfer
 
         devices = transfer.find_devices(node.where)
         if node.rows is None:
@@ -183,7 +184,7 @@ class _Opener:
             put = transfer.make_put(devices[0] if node.where is None else node.where, node.unsupported)
         else:
             stream, put = node.rows.restrict(node.parent), node.rows.assemble
-        mapper = dma.find_mapper(devices)
+        mapper = shared_memory.find_mapper(devices)
         # For the elements on the device, those on their way, and one that is being made.
         host_memory = HostMemory(_HOST_BYTES, 2 * node.buffer + 4, mapper)
         parent = dataclasses.replace(self, host_memory=host_memory, mapper=mapper)._open_in_host_memory(stream)
@@ -245,7 +246,9 @@ class _Opener:
         if not self._shares_counts():
             cut = find_step_that_asks(steps[:cut], True, self.skips is not None)
         following = steps[cut] if cut < len(steps) else None
-        stacked_next = copied if following is None else type(following) is BatchStream and is_ours(following.batch_fn)
+        stacked_next = (
+            copied if following is None else type(following) is BatchStream and is_made_by_library(following.batch_fn)
+        )
         rows = self._make_program(node, steps[:cut], stacked_next=stacked_next, may_miss=True)
         return self.open_steps(self._deliver(rows), steps[cut:])
 
@@ -298,7 +301,7 @@ class _Opener:
             else:
                 for stage in self._stages(list(run)):
                     program = self._make_program(None, stage)
-                    drawn = DrawnDelivery(cursor, program, self.placement, self.options, self.skips, self.where)
+                    drawn = UpstreamDelivery(cursor, program, self.placement, self.options, self.skips, self.where)
                     cursor = self.observer.watch_delivery(drawn)
         return cursor
 
@@ -324,7 +327,7 @@ _HOST_BYTES = 1 << 30
 """How many bytes all slots may have in which the consumer makes elements for a device."""
 
 
-def _place(node: Ahead, executor: Executor) -> Placement:
+def _make_placement(node: Ahead, executor: Executor) -> Placement:
     """Return the placement for an `mp_prefetch` node: each worker may have two blocks, and those of its buffer."""
     return Placement(executor, executor.parallelism * (2 + node.options.per_worker_buffer_size))
 
@@ -354,7 +357,7 @@ def _start_executor(node: Ahead, mapper: DmaMapper | None) -> Executor:
         )
     if node.options.num_workers is not None:
         return executor
-    from bushel._src.engine.pool.autotune import Tuned
+    from bushel._src.engine.pool.executor import Tuned
 
     return Tuned(executor)
 
@@ -369,7 +372,7 @@ def _find_kept_actors(node: Ahead) -> Executor | None:
 
 
 @dataclasses.dataclass(eq=False)
-class _Pool:
+class _SharedPool:
     """An executor, the `mp_prefetch` node that asked for it first, and how many cursors use it."""
 
     node: Ahead
@@ -387,19 +390,19 @@ class _Pools:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: list[_Pool] = []
+        self._open: list[_SharedPool] = []
 
-    def hold(self, node: Ahead, start: Callable[[], Executor]) -> _Pool:
+    def hold(self, node: Ahead, start: Callable[[], Executor]) -> _SharedPool:
         """Return the pool for a node. It is closed when each cursor that holds it has called `let_go`."""
         with self._lock:
             pool = next((pool for pool in self._open if pool.serves(node)), None)
             if pool is None:
-                pool = _Pool(node, start())
+                pool = _SharedPool(node, start())
                 self._open.append(pool)
             pool.holders += 1
             return pool
 
-    def let_go(self, pool: _Pool) -> None:
+    def let_go(self, pool: _SharedPool) -> None:
         """Close a pool, unless another cursor holds it."""
         with self._lock:
             pool.holders -= 1
@@ -418,7 +421,7 @@ def _is_in_memory(node: Node) -> bool:
     for parent in node.parents:
         if not _is_in_memory(parent):
             return False
-    if type(node) is not Source:
+    if type(node) is not SourceNode:
         return True
     source = node.source
     return type(source) in _MEMORY or isinstance(source, _MEMORY) or getattr(source, "in_memory", False)
@@ -549,3 +552,23 @@ class _Owner(Same):
             end, self._end = self._end, None
             if end is not None:
                 end()
+
+
+_TOGETHER = 256
+"""Records that all threads or workers read at a time: twice as many as an object store gets requests, so that others
+are requested while some are handed over."""
+
+
+def costs_round_trips(node: Node) -> bool:
+    """Whether a source of the graph says that a read costs a round trip, and can read many records at a time."""
+    if type(node) is SourceNode and getattr(node.source, "costs_round_trip", False) is True:
+        return get_batch_reader(node.source) is not None
+    return any(costs_round_trips(parent) for parent in node.parents)
+
+
+def count_together(node: MapNode, parallelism: int) -> int:
+    """How many elements of a map node each thread or worker should read at a time, at least."""
+    if not node.length or not costs_round_trips(node):
+        return 1
+    records = sum(len(origin.indices) for origin in node.origins(0))
+    return max(1, _TOGETHER // (max(1, parallelism) * max(1, records)))

@@ -11,16 +11,12 @@ from bushel._src.base import checks
 from bushel._src.base.blocks import Block
 from bushel._src.base.errors import PositionOutOfRange
 from bushel._src.base.options import DatasetOptions, ReadOptions
-from bushel._src.engine.block_size import BLOCK_S
-from bushel._src.engine.delivery import Delivery, Placement
-from bushel._src.engine.program import PlannedRows, Program
-from bushel._src.engine.tally import size_of
-from bushel._src.engine.thread_trials import SHORT_BLOCK_S, TriedThreads
-from bushel._src.engine.where_to_run import MEASURED, WhereToRun
-from bushel._src.graph.cursors import Mark
+from bushel._src.engine.delivery import BLOCK_S, Delivery, Placement
+from bushel._src.engine.measurements import size_of
+from bushel._src.engine.program import PlannedInput, Program
+from bushel._src.engine.where_to_run import MEASURED, SHORT_BLOCK_S, TriedThreads, WhereToRun
+from bushel._src.graph.cursors import Mark, Skips, State, read_field
 from bushel._src.graph.node import Origin
-from bushel._src.graph.skips import Skips
-from bushel._src.graph.state_fields import State, read_field
 
 
 class PositionDelivery(Delivery):
@@ -47,7 +43,7 @@ class PositionDelivery(Delivery):
         self._left = 0.0  # when the last pull ended that the consumer computed
         self._tried: tuple[TriedThreads, Placement] | None = None
         self._sparse = program.unit == 1 and program.sparse
-        rows = PlannedRows(program.node, ahead=True)
+        rows = PlannedInput(program.node, ahead=True)
         super().__init__(program, rows, placement, options, skips)
 
     def _pull_here(self, count: int) -> Block | None:

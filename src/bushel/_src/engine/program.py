@@ -2,7 +2,7 @@
 
 A program is a part of a stream whose operations do not look at neighbours. It starts from the elements of a map node,
 or from rows that a task brings along. Then come per-element operations, then perhaps batches. The operations of the map
-node itself run when its plan is read: see graph/apply.py. The result of a program is a pure function of a block of
+node itself run when its plan is read: see graph/map_ops.py. The result of a program is a pure function of a block of
 positions. It has for each row the position after that row, so that delivery knows the state. Retries element by element
 and skipping are here and nowhere else; ordered stages are in graph/.
 """
@@ -20,23 +20,20 @@ from typing import Any
 import numpy as np
 
 from bushel._src.base import blocks, memory
-from bushel._src.base.blocks import Block, Columns
+from bushel._src.base.blocks import Block, Columns, copy_block
 from bushel._src.base.checks import INFINITE
-from bushel._src.base.contract import optional
-from bushel._src.base.effects import KnownRows
 from bushel._src.base.errors import RowFailed, add_note, describe_error, inside, locate_error
 from bushel._src.base.memory import Allocator
-from bushel._src.base.ownership import own
-from bushel._src.base.private_blocks import copy_block
-from bushel._src.engine import tally
-from bushel._src.engine.tally import Tally, Watched
-from bushel._src.graph.batch import is_ours, make_batch
-from bushel._src.graph.elementwise import Elementwise, Step
+from bushel._src.base.private_elements import make_private
+from bushel._src.base.read_only_calls import RowsOfKnownTypes
+from bushel._src.base.state_names import overridable
+from bushel._src.engine import measurements
+from bushel._src.engine.measurements import Tally, Watched
+from bushel._src.graph.batch import is_made_by_library, make_batch
+from bushel._src.graph.cursors import SkipNote, read_count, read_field
 from bushel._src.graph.node import InPlace, MapNode, Node, Origin, Plan, describe_failure
 from bushel._src.graph.operation import keep_rows
-from bushel._src.graph.ordered import BatchStream
-from bushel._src.graph.skips import SkipNote
-from bushel._src.graph.state_fields import read_count, read_field
+from bushel._src.graph.stream_ops import BatchStream, Elementwise, Step
 from bushel._src.graph.streams import Elements
 
 CountBefore = Callable[[int, int], int]
@@ -80,7 +77,7 @@ class Program:
             if step.count_key is not None:
                 self.counting.append(step)
                 self.unit_before_counting.append(self.unit)
-        self.timed = type(self.node) is Watched or any(tally.get_number(step) is not None for step in self.steps)
+        self.timed = type(self.node) is Watched or any(measurements.get_number(step) is not None for step in self.steps)
 
     @property
     def length(self) -> int:
@@ -137,7 +134,7 @@ class Program:
 
     def batches_in_place(self, step: Step) -> bool:
         """Return whether a step makes the last batches, and no function of the user's sees them afterwards."""
-        ours = type(step) is BatchStream and is_ours(step.batch_fn)
+        ours = type(step) is BatchStream and is_made_by_library(step.batch_fn)
         return ours and step is self.steps[-1] and not self.stacked_next
 
     @property
@@ -210,7 +207,7 @@ PLAN_AHEAD = 8192
 _SMALL_PLAN = 64
 
 
-class Rows(abc.ABC):
+class ProgramInput(abc.ABC):
     """The rows that a program starts from."""
 
     @abc.abstractmethod
@@ -220,13 +217,13 @@ class Rows(abc.ABC):
         If they are not `private`, the caller does not write into them, so they may belong to a source.
         """
 
-    @optional
+    @overridable
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         """Return index and records of row number `row` of the last read; by default they are not known."""
         return None
 
 
-class PlannedRows(Rows):
+class PlannedInput(ProgramInput):
     """Elements of a map node. With `ahead`, indices are planned for more elements than are read, and plans grow."""
 
     def __init__(self, node: MapNode, *, ahead: bool = False):
@@ -251,7 +248,7 @@ class PlannedRows(Rows):
         return self._plan.read(low - self._start, high - self._start, private)
 
 
-class GivenRows(Rows):
+class GivenInput(ProgramInput):
     """Rows that a task has brought along. The first one is at position `first`."""
 
     def __init__(self, block: Block, first: int):
@@ -259,12 +256,12 @@ class GivenRows(Rows):
 
     def read(self, low: int, high: int, private: bool) -> Block:
         # A copy: a function may write into its rows, and after a failure the same rows are needed once more.
-        return copy_block(blocks.part_of(self._block, low - self._first, high - self._first))
+        return copy_block(blocks.slice_block(self._block, low - self._first, high - self._first))
 
 
 def run(
     program: Program,
-    rows: Rows,
+    rows: ProgramInput,
     low: int,
     high: int,
     count_before: CountBefore,
@@ -282,7 +279,7 @@ def run(
     begun = time.perf_counter()
     spent: Tally | None = {} if program.timed else None
     runner = Runner(program, rows, count_before, place=place, announce=announce)
-    with contextlib.nullcontext() if spent is None else tally.measure_into(spent):
+    with contextlib.nullcontext() if spent is None else measurements.measure_into(spent):
         try:
             result = runner.run(low, high)
         except FailedAt as failed:
@@ -359,7 +356,7 @@ class Runner:
     def __init__(
         self,
         program: Program,
-        rows: Rows,
+        rows: ProgramInput,
         count_before: CountBefore,
         *,
         place: Allocator | None = None,
@@ -435,7 +432,7 @@ class Runner:
                 if limit > high and isinstance(block, list) and isinstance(there, list) and not self.watched:
                     block, there = self._read_on(block, there, limit)
                 self._note_missing(block)
-                block = KnownRows(blocks.rows_of(there)) if type(block) is KnownRows else there
+                block = RowsOfKnownTypes(blocks.rows_of(there)) if type(block) is RowsOfKnownTypes else there
             there = None  # the gate counts who holds the rows
         self.after = after = []
         for step, run, counts, drops, private in self.steps:
@@ -471,7 +468,7 @@ class Runner:
         if program.stacked_next and not self.here and len(block):
             with self._in_place():
                 block = blocks.as_columns(block) or block
-        return list(block) if type(block) is KnownRows else block
+        return list(block) if type(block) is RowsOfKnownTypes else block
 
     def _read_on(self, block: list[Any], there: list[Any], limit: int) -> tuple[list[Any], list[Any]]:
         """Reads as many positions more as elements are missing, and again for those that are missing among them.
@@ -501,7 +498,7 @@ class Runner:
     def _timed(self, step: Step, run: Callable[..., Any], block: Block, *more: Any) -> Any:
         if not self.program.timed:
             return run(step, block, *more)
-        with tally.timed(step) as made:
+        with measurements.timed(step) as made:
             result = run(step, block, *more)
             made.append(result[0] if isinstance(step, Elementwise) else result)
         return result
@@ -541,7 +538,7 @@ class Runner:
             return not program.stacked_next and self.place is None
         step = program.steps[number]
         if type(step) is BatchStream:
-            return not is_ours(step.batch_fn)
+            return not is_made_by_library(step.batch_fn)
         return not isinstance(step, Elementwise) or step.operation.needs_private
 
     def _in_place(self, allowed: bool = True) -> contextlib.AbstractContextManager[None]:
@@ -562,7 +559,7 @@ class Runner:
         """Return the rows that the program starts from, if reading is timed or announced, or done in place."""
         if not (self.program.timed and self.here):
             return self._read_rows()
-        with tally.timed(self.program.reading) as made:
+        with measurements.timed(self.program.reading) as made:
             made.append(self._read_rows())
         return made[0]
 
@@ -635,8 +632,8 @@ class Runner:
 
     def _batch(self, step: BatchStream, block: Block) -> list[Any]:
         size, count = step.batch_size, len(block)
-        ours = is_ours(step.batch_fn)
-        parts = [blocks.part_of(block, start, min(start + size, count)) for start in range(0, count, size)]
+        ours = is_made_by_library(step.batch_fn)
+        parts = [blocks.slice_block(block, start, min(start + size, count)) for start in range(0, count, size)]
         if isinstance(block, list):
             block.clear()  # the gate counts who holds what a batch is made of
         parts.reverse()
@@ -651,7 +648,7 @@ class Runner:
                     self.announce(int(marks[start, 0]) - 1, int(marks[end - 1, 0]))
                 try:
                     batch = [make_batch(parts.pop(), step.batch_fn)]
-                    batches += batch if ours else own(batch)
+                    batches += batch if ours else make_private(batch)
                 except Exception as error:
                     position = int(self.marks()[start, 0]) - 1
                     raise FailedAt(position, locate_error(error, f"bushel: {step.call()} failed.")) from error

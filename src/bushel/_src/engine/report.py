@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from bushel._src.base import tables
 from bushel._src.base.public import public
-from bushel._src.engine.figures import (
+from bushel._src.engine.measurements import (
     BUSY_SHARE,
     DELIVERY,
     SMALL_WAIT_SHARE,
     THREAD,
     Pool,
-    Skip,
+    SkippedElements,
     Stage,
     Transfer,
     count_cores,
@@ -57,7 +57,7 @@ class Report:
     transfers: tuple[Transfer, ...] = ()
     skipped: int = 0
     """How many elements failed and were skipped, with `on_error="skip"`."""
-    skips: tuple[Skip, ...] = ()
+    skips: tuple[SkippedElements, ...] = ()
     """The latest of them, with their errors."""
 
     def since(self, earlier: Report) -> Report:

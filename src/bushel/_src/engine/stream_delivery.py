@@ -7,15 +7,11 @@ from typing import Any
 from bushel._src.base import blocks
 from bushel._src.base.blocks import Block
 from bushel._src.base.checks import INFINITE
-from bushel._src.engine.block_size import MOST_POSITIONS, Sizer, measure_result
-from bushel._src.engine.delivery import count_skipped
+from bushel._src.engine.delivery import MOST_POSITIONS, Sizer, count_skipped, measure_result
 from bushel._src.engine.program import Result
 from bushel._src.engine.stream_program import StreamProgram
 from bushel._src.engine.tasks import Executor, Ledger, Task, Ticket, wait_and_check
-from bushel._src.graph.closing import CLOSED
-from bushel._src.graph.cursors import Cursor, Mark
-from bushel._src.graph.skips import Skips
-from bushel._src.graph.state_fields import State
+from bushel._src.graph.cursors import CLOSED, Cursor, Mark, Skips, State
 
 
 class StreamDelivery(Cursor):
@@ -34,7 +30,7 @@ class StreamDelivery(Cursor):
             if result is not None and self._row < len(result.rows):
                 low, self._row = self._row, min(self._row + count, len(result.rows))
                 count_skipped(self._skips, result.skipped, int(result.marks[self._row - 1, 0]))
-                return blocks.take_part(result.rows, low, self._row)
+                return blocks.take_slice(result.rows, low, self._row)
             if result is not None:
                 self._row = len(result.rows)
                 count_skipped(self._skips, result.skipped, INFINITE)

@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 
 from bushel._src.base import blocks
-from bushel._src.base.ending_threads import must_end
+from bushel._src.base.background import must_end
 from bushel._src.base.options import DatasetOptions
-from bushel._src.engine import tally
+from bushel._src.engine import measurements
+from bushel._src.engine.measurements import Tally
 from bushel._src.engine.program import Announce, Result, Skipped, get_user_error
-from bushel._src.engine.tally import Tally
-from bushel._src.graph.cursors import Cursor
+from bushel._src.graph.cursors import Cursor, Skips, State, collect_skips
 from bushel._src.graph.node import Node, Origin
-from bushel._src.graph.skips import Skips, collect_skips
-from bushel._src.graph.state_fields import State
 from bushel._src.graph.streams import StreamNode
 
 OpenStream = Callable[[StreamNode, DatasetOptions, Skips | None], Cursor]
@@ -44,7 +42,7 @@ class StreamProgram:
 
     def __post_init__(self) -> None:
         # The open stream, while no task uses it. A queue: a task that was dropped may still run in another thread.
-        self._idle: collections.deque[_Open] = collections.deque()
+        self._idle: collections.deque[_OpenRun] = collections.deque()
         self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -67,10 +65,10 @@ class StreamProgram:
 
     def run(self, low: int, high: int, start: Start, announce: Announce | None) -> Result:
         """Return rows [low, high) of a run; fewer at the end of the stream, with one more state after the last row."""
-        if tally.get_number(self.node) is None:
+        if measurements.get_number(self.node) is None:
             return self._run(low, high, start, announce)
         spent: Tally = {}
-        with tally.measure_into(spent):
+        with measurements.measure_into(spent):
             result = self._run(low, high, start, announce)
         return dataclasses.replace(result, tally=spent)
 
@@ -121,7 +119,7 @@ class StreamProgram:
         for opened in self._pop_idle():
             opened.cursor.close()
 
-    def _open_at(self, at: tuple[int, int], state: State | None) -> _Open:
+    def _open_at(self, at: tuple[int, int], state: State | None) -> _OpenRun:
         """Return the stream at a row of a run, for one task alone. Opens it at `state` if it is not open there."""
         stream = None
         for opened in self._pop_idle():
@@ -131,20 +129,20 @@ class StreamProgram:
                 opened.cursor.close()
         if stream is None:
             skips = Skips(self.options.skip_limit) if self.skip else None
-            stream = _Open(self.open(self.node, self.options, skips), skips)
+            stream = _OpenRun(self.open(self.node, self.options, skips), skips)
             if state is not None:
                 stream.cursor.set_state(state)
                 stream.cursor.catch_up()
         return stream
 
-    def _pop_idle(self) -> Iterator[_Open]:
+    def _pop_idle(self) -> Iterator[_OpenRun]:
         with contextlib.suppress(IndexError):
             while True:
                 yield self._idle.pop()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Open:
+class _OpenRun:
     """An open stream, and the run and the row at which it stands; None after an error."""
 
     cursor: Cursor

@@ -1,7 +1,7 @@
 """Tasks and executors: the protocol between delivery and executors, and the executor that uses threads.
 
-An executor takes tasks and returns their results. It may compute them in any order. Delivery does everything else:
-order, back-pressure, state, retries after an error.
+Also the warning when no result arrives for long: which worker or thread computes what, since when, and where in the
+code.
 """
 
 from __future__ import annotations
@@ -9,39 +9,129 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import enum
 import functools
+import logging
 import math
+import os
 import queue
+import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bushel._src.base.contract import optional
-from bushel._src.base.ending_threads import must_end, start_thread
+from bushel._src.base.background import must_end, start_thread
+from bushel._src.base.blocks import make_block_private
 from bushel._src.base.errors import add_note
 from bushel._src.base.memory import Allocator
-from bushel._src.base.private_blocks import own_block
 from bushel._src.base.progress import silence_worker
 from bushel._src.base.public import public
-from bushel._src.engine import stall
+from bushel._src.base.state_names import overridable
 from bushel._src.engine.program import (
     Announce,
     CountBefore,
-    GivenRows,
-    PlannedRows,
+    GivenInput,
+    PlannedInput,
     Program,
+    ProgramInput,
     Result,
-    Rows,
     make_empty_result,
     run,
 )
 from bushel._src.engine.stream_program import StreamProgram
 from bushel._src.graph import hidden_randomness
 
+logger = logging.getLogger("bushel")
+
+STALL_S = 60.0
+"""After this time without a result there is a warning, and again after each such time."""
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
+
+
+def wait_for_result(done: Future[Any], describe: Callable[[], str | None]) -> Any:
+    """The result of a future, however long it takes. Warns now and then with what `describe` returns, if anything."""
+    waited_s = 0.0
+    while True:
+        with contextlib.suppress(TimeoutError):
+            return done.result(STALL_S)
+        # The TimeoutError may be the result itself, raised by the user's function.
+        if done.done():
+            return done.result()
+        waited_s += STALL_S
+        warn(waited_s, describe())
+
+
+def warn(waited_s: float, description: str | None) -> None:
+    """Logs for how long no result has arrived, unless there is no description."""
+    if description is not None:
+        logger.warning("No result has arrived for %.4g s. %s", waited_s, description)
+
+
+def describe_threads(threads: Iterable[threading.Thread], idle: str) -> str | None:
+    """Where threads are in the code, without those whose innermost function is named `idle`.
+
+    None if one of them is inside `wait_for_result`: then it warns itself, and knows more.
+    """
+    frames = sys._current_frames()
+    lines = []
+    for thread in threads:
+        frame = frames.get(thread.ident or 0)
+        if frame is None or frame.f_code.co_name == idle:
+            continue
+        import traceback
+
+        stack = [outer for outer, _ in traceback.walk_stack(frame)]
+        if any(outer.f_code is wait_for_result.__code__ for outer in stack):
+            return None
+        calls = [f'  File "{at.f_code.co_filename}", line {at.f_lineno} in {at.f_code.co_name}' for at in stack]
+        lines.append(f"Thread {thread.name} is at:\n{hide_library(calls)}")
+    return "\n".join(lines) or "No thread is computing it."
+
+
+def hide_library(lines: list[str]) -> str:
+    """The lines of a stack that are not in this library; all of them if there are no others."""
+    return "\n".join([line for line in lines if _PACKAGE not in line] or lines)
+
+
+class Doing(enum.IntEnum):
+    """What a worker does. Only during the last two can a death be the fault of one thing that it does."""
+
+    NOTHING_ALONE = 0
+    """It starts, waits for a job or a count, receives a job, or sends a result."""
+    BLOCK = 1
+    """It computes a block of many rows, or packs it."""
+    INIT = 2
+    """It runs the user's `worker_init_fn`."""
+    LOADING = 3
+    """It loads a program, which may import the user's modules."""
+    ROW = 4
+    """It computes or pickles one row, and nothing else."""
+
+
+class WorkerActivity(NamedTuple):
+    """What a worker does, or has done when it died. It says so in memory that survives it. Times are monotonic."""
+
+    doing: Doing
+    job: int = -1
+    """The number of the job; of the program, while it is being loaded."""
+    row: tuple[int, int] = (0, 0)
+    """The positions of the row."""
+    place: tuple[int, int] = (0, 0)
+    """The positions in the row that it computes: those of one element, or of a batch."""
+    counted: int = 0
+    """How many counting steps the row has reached."""
+    row_since: float = 0.0
+    """When it began with the row, with loading, or with `worker_init_fn`."""
+    since: float = 0.0
+    """When it began with the place."""
+
+
 if TYPE_CHECKING:
-    from bushel._src.engine.figures import Pool
+    from bushel._src.engine.measurements import Pool
 
 
 class Aborted(Exception):
@@ -167,7 +257,7 @@ def run_task(
     """Run a task, in any process. Results that no function of the user's sees are made in `place`."""
     if isinstance(program, StreamProgram):
         return program.run(low, high, given, announce)
-    rows = GivenRows(given, low) if program.node is None else PlannedRows(program.node)
+    rows = GivenInput(given, low) if program.node is None else PlannedInput(program.node)
     try:
         return run(program, rows, low, high, count_before, announce, place)
     except Exception:
@@ -179,7 +269,7 @@ def run_task(
 
 
 def _run_until_stopped(
-    program: Program, rows: Rows, low: int, high: int, count_before: CountBefore, announce: Announce | None
+    program: Program, rows: ProgramInput, low: int, high: int, count_before: CountBefore, announce: Announce | None
 ) -> Result:
     """Run a block again in which a function has raised a SystemExit or the like, which is not an Exception.
 
@@ -224,7 +314,7 @@ def wait_and_check(executor: Executor, ticket: Ticket) -> tuple[Result, float]:
     """
     match executor.wait(ticket):
         case (Result() as result, int() | float() as seconds):
-            result.rows = own_block(result.rows, received=True)
+            result.rows = make_block_private(result.rows, received=True)
             return result, seconds
         case answer:
             raise TypeError(
@@ -300,14 +390,14 @@ class Executor(abc.ABC):
     def close(self) -> None:
         """End all work. Calling it again does nothing."""
 
-    @optional
+    @overridable
     def report(self) -> Pool:
         """Return the executor's figures for `iterator.report()`. By default these are its kind and its parallelism."""
-        from bushel._src.engine.figures import Pool  # here: a worker process starts sooner without it
+        from bushel._src.engine.measurements import Pool  # here: a worker process starts sooner without it
 
         return Pool(self.kind, self.parallelism, "")
 
-    @optional
+    @overridable
     def stretch(self) -> int:
         """Return how many times further ahead than usual delivery should work now; 0 if it should send no more tasks.
 
@@ -327,12 +417,12 @@ class ExecutorAround(Executor):
         self.keeps_all = executor.keeps_all
         self.shares_counts = executor.shares_counts
 
-    @optional
+    @overridable
     def submit(self, task: Task) -> Ticket:
         """Submit the task to the other executor."""
         return self._executor.submit(task)
 
-    @optional
+    @overridable
     def forget(self, tickets: list[Ticket]) -> None:
         """Let the other executor forget the tickets."""
         self._executor.forget(tickets)
@@ -340,7 +430,7 @@ class ExecutorAround(Executor):
     def close(self) -> None:
         self._executor.close()
 
-    @optional
+    @overridable
     def stretch(self) -> int:
         """Return the stretch of the other executor."""
         return self._executor.stretch()
@@ -371,7 +461,7 @@ class Threads(Executor):
         return ticket
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        return stall.wait_for_result(ticket.done, lambda: stall.describe_threads(self._threads, idle=_serve.__name__))
+        return wait_for_result(ticket.done, lambda: describe_threads(self._threads, idle=_serve.__name__))
 
     def forget(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:

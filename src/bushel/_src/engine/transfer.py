@@ -1,24 +1,99 @@
-"""Copies elements from the host to a device, ahead of the step that uses them, and measures how long that takes."""
+"""Copies elements from the host to a device, ahead of the step that uses them, and measures how long that takes.
+
+Also the memory on the host in which the consumer makes such elements, used again and mapped for DMA.
+"""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import statistics
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from bushel._src.base import blocks, trees
+from bushel._src.base import blocks, memory, trees
 from bushel._src.base.blocks import Block
-from bushel._src.engine.dma import DmaMapper
-from bushel._src.engine.figures import Transfer
+from bushel._src.engine.measurements import Transfer
 from bushel._src.engine.program import get_user_error
-from bushel._src.graph.cursors import Cursor, Mark, Same
-from bushel._src.graph.skips import SkipNote, Skips, collect_skips, count_collected
-from bushel._src.graph.state_fields import State
+from bushel._src.engine.shared_memory import DmaMapper, Slab, Slot
+from bushel._src.graph.cursors import Cursor, Mark, Same, SkipNote, Skips, State, collect_skips, count_collected
+
+_WORTH_A_SLOT = 4 << 20
+"""In bytes. Smaller elements are made in ordinary memory, which costs them nothing."""
+
+
+class HostMemory:
+    """Slots for the elements of one stream. An element holds its slot until its last array is gone.
+
+    Args:
+      budget_bytes: how large all slots may be together.
+      slots: how many elements may hold a slot at a time. Further elements get ordinary memory.
+      mapper: maps the slots for a GPU.
+    """
+
+    def __init__(self, budget_bytes: int, slots: int, mapper: DmaMapper | None = None):
+        self._budget_bytes = budget_bytes
+        self._slots = slots
+        self._mapper = mapper
+        self._arena: Slab | None = None
+        self._closed = False
+
+    @contextlib.contextmanager
+    def for_element(self) -> Iterator[None]:
+        """Return a context in which batches that this thread makes are in a slot, if one is free and they fit."""
+        arena, number = self._arena, None
+        if arena is not None:
+            number = arena.grant()
+        # The slot and the arrays in it hold the lease. If an element has no arrays in it, the lease ends at once.
+        slot = Slot(memoryview(b"") if arena is None or number is None else arena.lease(number))
+        with memory.allocating(slot.make_array):
+            yield
+        used = slot.used
+        if arena is not None and number is not None and used <= arena.slot_bytes:
+            if used and self._mapper is not None:
+                self._mapper.map(arena, number)
+        elif used >= _WORTH_A_SLOT and (arena is None or used > arena.slot_bytes):
+            self._make_arena(int(1.25 * used))
+
+    def _make_arena(self, slot_bytes: int) -> None:
+        self._drop_arena()
+        count = min(self._slots, self._budget_bytes // slot_bytes)
+        if count and not self._closed:
+            with contextlib.suppress(OSError):  # no shared memory: elements are then made in ordinary memory
+                self._arena = Slab(slot_bytes, count)
+
+    def close(self) -> None:
+        """Close the arena. Its memory stays as long as arrays use it."""
+        self._closed = True
+        self._drop_arena()
+
+    def _drop_arena(self) -> None:
+        arena, self._arena = self._arena, None
+        if arena is not None:
+            arena.close()
+            if self._mapper is not None:
+                self._mapper.close(arena)
+
+
+class InHostMemory(Same):
+    """The elements of a cursor, one by one, each made in a slot."""
+
+    def __init__(self, parent: Cursor, host_memory: HostMemory):
+        super().__init__(parent)
+        self._memory = host_memory
+
+    def pull(self, count: int) -> Block:
+        with self._memory.for_element():
+            return self.parent.pull(1)
+
+    def close(self) -> None:
+        self.parent.close()
+        self._memory.close()
+
 
 Put = Callable[[Any], Any]
 """A function that starts to copy an element to a device, and returns the copy. It does not wait for the copy."""

@@ -14,13 +14,13 @@ import numpy as np
 from bushel._src.base import blocks, memory, trees
 from bushel._src.base.blocks import Block, Columns
 from bushel._src.base.errors import RowFailed, locate_error
-from bushel._src.base.ownership import own
+from bushel._src.base.private_elements import make_private
 from bushel._src.base.public import public
-from bushel._src.base.specs import ShapeDtypeStruct
 from bushel._src.base.state_names import in_states
 from bushel._src.base.transforms import short_name
+from bushel._src.base.trees import ShapeDtypeStruct
 from bushel._src.graph.node import Epochs, InPlace, MadeOf, OneParentMap, Plan, made_of_several, take_in_order
-from bushel._src.index import epochs, words
+from bushel._src.index import epochs, int64
 
 BatchFn = Callable[[Sequence[Any]], Any]
 
@@ -63,7 +63,7 @@ def _restack(leaf: np.ndarray) -> np.ndarray:
     return leaf if leaf.dtype.isnative and leaf.dtype.kind not in "SU" else np.stack(list(leaf))
 
 
-def is_ours(batch_fn: BatchFn | None) -> bool:
+def is_made_by_library(batch_fn: BatchFn | None) -> bool:
     """Whether batches are made by the library alone."""
     inner: Any = batch_fn.func if isinstance(batch_fn, functools.partial) else batch_fn
     return inner is None or inner is batch_and_pad
@@ -94,7 +94,7 @@ class Batches(OneParentMap):
 
     def plan_parts(self, indices: np.ndarray, edges: np.ndarray, elements: np.ndarray, kinds: Sequence[int]) -> Plan:
         """Plans the batches at `indices` from the elements that are given, which may be some of those they have."""
-        ours, as_columns = is_ours(self.batch_function), self.parent.in_place is InPlace.AS_COLUMNS
+        ours, as_columns = is_made_by_library(self.batch_function), self.parent.in_place is InPlace.AS_COLUMNS
         return _Batched(self, indices, edges.tolist(), kinds, self.parent.plan(elements), ours, as_columns)
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
@@ -103,12 +103,12 @@ class Batches(OneParentMap):
 
     @property
     def in_place(self) -> InPlace:
-        return InPlace.AS_ROWS if is_ours(self.batch_function) else InPlace.NEVER
+        return InPlace.AS_ROWS if is_made_by_library(self.batch_function) else InPlace.NEVER
 
 
 @in_states("batch")
 @dataclasses.dataclass(frozen=True, eq=False)
-class Batch(Batches):
+class BatchElements(Batches):
     """Batches of consecutive elements that never straddle epochs."""
 
     batch_size: int
@@ -126,7 +126,7 @@ class Batch(Batches):
     def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
         length, parent_length = self.length, self.parent.length
         first, end = epochs.batched(indices, batch_size=self.batch_size, length=length, parent_length=parent_length)
-        return *epochs.ranges(first, words.narrowed(end - first)), range(len(indices))
+        return *epochs.ranges(first, int64.narrowed(end - first)), range(len(indices))
 
     def make(self, block: Block, kind: int) -> Any:
         return make_batch(block, self.batch_fn)
@@ -173,14 +173,14 @@ class _Batched(Plan):
             row = int(np.searchsorted(self.edges, start + failed.row, side="right")) - 1
             raise RowFailed(row - low, failed.error) from failed.error
         edges = [edge - start for edge in self.edges[low : high + 1]]
-        parts = [blocks.part_of(block, first, end) for first, end in itertools.pairwise(edges)]
+        parts = [blocks.slice_block(block, first, end) for first, end in itertools.pairwise(edges)]
         del block  # the gate counts who holds what a batch is made of
         parts.reverse()
         batches = []
         for row in range(low, high):
             try:
                 batch = [self.node.make(parts.pop(), self.kinds[row])]
-                batches += batch if self.ours else own(batch)
+                batches += batch if self.ours else make_private(batch)
             except Exception as error:
                 where = self.node.describe_failure(int(self.indices[row]))
                 raise RowFailed(row - low, locate_error(error, where)) from error

@@ -12,10 +12,20 @@ from bushel._src.base import blocks
 from bushel._src.base.blocks import Block
 from bushel._src.base.errors import BushelWarning, DamagedFile, StateMismatch
 from bushel._src.base.state_names import in_states
-from bushel._src.graph.cursors import Cursor, Mark, Over
-from bushel._src.graph.skips import SkipNote, Skips, collect_skips, collect_then_count, count_collected
-from bushel._src.graph.state_fields import State, read_count, read_field
-from bushel._src.graph.stores import Elements, Kept, Recording, Store
+from bushel._src.graph.cache_stores import CachedElements, CacheStore, Kept, Recording
+from bushel._src.graph.cursors import (
+    Cursor,
+    Mark,
+    Over,
+    SkipNote,
+    Skips,
+    State,
+    collect_skips,
+    collect_then_count,
+    count_collected,
+    read_count,
+    read_field,
+)
 from bushel._src.graph.streams import OneParent, Opener, Ordered
 
 
@@ -27,7 +37,7 @@ class Cache(OneParent, Ordered):
     `key` returns the name under which they are kept: the identity of the pipeline when an iterator is made.
     """
 
-    store: Store = dataclasses.field(metadata={"identity": False})
+    store: CacheStore = dataclasses.field(metadata={"identity": False})
     key: Callable[[], str] = dataclasses.field(metadata={"identity": False})
 
     keeps_length = True
@@ -91,7 +101,7 @@ class _CacheCursor(Over[Cache]):
             return []
         return self._read_back(kept, count)
 
-    def _read_back(self, elements: Elements, count: int) -> list[Any]:
+    def _read_back(self, elements: CachedElements, count: int) -> list[Any]:
         """The next elements, of those that were read before. A skipped element counts with the row after it."""
         last = min(len(elements), self.position + count)
         rows = [elements.element(number) for number in range(self.position, last)]

@@ -1,27 +1,25 @@
-"""The values of a column: which are accepted, and the one dtype that holds all of them as they are.
-
-The dtype depends on the set of all values alone: not on their order, nor on the pieces they come in. `columns.py`
-computes the values, `graph/columns.py` says which record each belongs to.
-"""
+"""The values of a column: which are accepted, the dtype that holds all of them, and exact arithmetic."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from operator import countOf
 from typing import Any
 
 import numpy as np
 
-from bushel._src.base.exact import ends_in_zero, find_rounded, show
+from bushel._src.base.exact_values import ends_in_zero, find_rounded, show
 
 _LARGE = 1 << 63  # the first integer that int64 cannot hold
 
 Group = tuple[np.ndarray | None, np.ndarray]
 """Values of one dtype, and their rows in the piece: None for all rows."""
 
-Piece = tuple[dict[str, list[Group]], tuple[int, str] | None]
+SortedValuesOfRange = tuple[dict[str, list[Group]], tuple[int, str] | None]
 """The values of a piece by field, and the first row that no column holds, with the reason.
 
 A value that is no dict has the field "". A tree of arrays, so that workers send it as they send elements.
@@ -37,7 +35,7 @@ _WAYS_OUT = {
 }
 
 
-def sort_values(values: Sequence[Any]) -> Piece:
+def sort_values(values: Sequence[Any]) -> SortedValuesOfRange:
     """The values of a piece, one by one, as arrays of one dtype each. Nothing is converted but from Python's types."""
     first = values[0]
     if not isinstance(first, Mapping) and not _is_structured(first):
@@ -58,7 +56,7 @@ def sort_values(values: Sequence[Any]) -> Piece:
     return piece, refused
 
 
-def sort_arrays(tree: Any) -> Piece:
+def sort_arrays(tree: Any) -> SortedValuesOfRange:
     """The values of a piece as a function of whole columns has returned them: an array, or a flat dict of arrays."""
     parts: dict[Any, Any] = dict(tree) if isinstance(tree, Mapping) else _split_fields(tree)
     if not parts or any(type(leaf) is not np.ndarray or not _is_kept(leaf.dtype) for leaf in parts.values()):
@@ -276,7 +274,7 @@ class ValueType:
     """Of the function, for messages."""
     fields: Mapping[str, FieldType] = dataclasses.field(default_factory=dict)
 
-    def extend(self, begin: int, piece: Piece) -> ValueType:
+    def extend(self, begin: int, piece: SortedValuesOfRange) -> ValueType:
         """With a piece whose first value is that of element `begin`. Raises if a column cannot hold it."""
         groups, refused = piece
         if refused is not None:
@@ -308,7 +306,7 @@ class ValueType:
             return self.fields[""].find_dtype()
         return np.dtype([(name, known.find_dtype(), known.shape or ()) for name, known in self.fields.items()])
 
-    def join(self, pieces: Sequence[tuple[int, Piece]]) -> np.ndarray:
+    def join(self, pieces: Sequence[tuple[int, SortedValuesOfRange]]) -> np.ndarray:
         """Pieces, each with its number of values, as one array. They are among those that this type was made of."""
         shape = self.fields[""].shape or () if "" in self.fields else ()
         values = np.zeros((sum(count for count, _ in pieces), *shape), self.dtype)
@@ -349,3 +347,103 @@ def collect_values(values: Any, name: str) -> np.ndarray:
         return np.asarray(values)
     piece = sort_values(values)
     return ValueType(name).extend(0, piece).join([(len(values), piece)])
+
+
+_COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
+
+_INTEGER_OPERATIONS: dict[np.ufunc, Callable[..., Any]] = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.negative: operator.neg,
+    np.absolute: operator.abs,
+    np.square: lambda number: number * number,
+    np.maximum: max,
+    np.minimum: min,
+}
+"""Operations whose extremes are found from the extremes of their arguments."""
+
+_WITHIN = (np.floor_divide, np.remainder, np.divmod)
+"""Operations whose results are no larger than their arguments."""
+
+_GROWING = (np.power, np.left_shift)
+
+_MOST_BITS = 4096  # of an intermediate result
+
+
+def calculate(ufunc: np.ufunc, inputs: Sequence[Any]) -> tuple[np.ndarray, ...]:
+    """The outputs of a function of NumPy. At least one of `inputs` is an array, and others may be single values."""
+    for value in inputs:
+        if isinstance(value, (str, bytes)) and ends_in_zero(value):
+            raise ValueError(
+                f"{ufunc.__name__} of a column and {show(value)}: NumPy drops zeros at the end of a text, so it would "
+                "be taken for another text. No value of a column ends in a zero."
+            )
+    if _needs_python(ufunc, inputs):
+        with np.errstate(invalid="ignore"):  # a comparison with NaN is no error
+            found = ufunc(*(_as_objects(value) for value in inputs))
+        outputs = found if ufunc.nout > 1 else (found,)
+        return tuple(_as_integers(ufunc, np.asarray(output)) for output in outputs)
+    found = ufunc(*inputs)
+    return tuple(map(np.asarray, found)) if ufunc.nout > 1 else (np.asarray(found),)
+
+
+def _as_objects(value: Any) -> Any:
+    return value.astype(object) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _as_integers(ufunc: np.ufunc, values: np.ndarray) -> np.ndarray:
+    """An array of Python's integers as one of int64 or uint64; other arrays as they are."""
+    if values.dtype != object:
+        return values
+    return collect_values(values.reshape(-1).tolist(), ufunc.__name__).reshape(values.shape)
+
+
+def _needs_python(ufunc: np.ufunc, inputs: Sequence[Any]) -> bool:
+    """Whether NumPy's own result could differ from Python's."""
+    kinds = [_kind(value) for value in inputs]
+    if ufunc in _COMPARISONS and sorted(kinds) == ["f", "i"]:
+        integers, floats = (inputs[kinds.index(kind)] for kind in "if")
+        # NumPy compares an integer of Python's with an array as the array's dtype, and arrays as float64.
+        as_given = isinstance(floats, np.ndarray) and not isinstance(integers, np.ndarray)
+        digits = np.finfo(np.asarray(floats).dtype).nmant if as_given else 52
+        return max(map(abs, _extremes(integers)), default=0) > 1 << digits
+    if set(kinds) != {"i"}:
+        return False
+    arrays = [value.dtype for value in inputs if isinstance(value, (np.ndarray, np.generic))]
+    result = np.result_type(*arrays)
+    if result.kind not in "iu":  # int64 and uint64: NumPy takes float64
+        return ufunc in _COMPARISONS or ufunc in _INTEGER_OPERATIONS or ufunc in _WITHIN or ufunc in _GROWING
+    limits = np.iinfo(result)
+    plain = [value for value in inputs if not isinstance(value, (np.ndarray, np.generic))]
+    fits = all(limits.min <= value <= limits.max for value in plain)
+    if ufunc in _COMPARISONS:
+        return not fits
+    if ufunc in _WITHIN:  # but for the lowest integer divided by -1
+        return not fits or (result.kind == "i" and limits.min in _extremes(inputs[0]))
+    if ufunc in _INTEGER_OPERATIONS:
+        corners = list(itertools.product(*map(_extremes, inputs)))
+        found = [_INTEGER_OPERATIONS[ufunc](*corner) for corner in corners]
+        return not fits or min(found, default=0) < limits.min or max(found, default=0) > limits.max
+    if ufunc in _GROWING:
+        base, exponent = (max(map(abs, _extremes(value)), default=0) for value in inputs)
+        bits = exponent * base.bit_length() if ufunc is np.power else exponent + base.bit_length()
+        if bits > _MOST_BITS:
+            raise OverflowError(f"{ufunc.__name__} of a column: a result would have up to {bits} bits.")
+        return bits >= np.iinfo(result).bits - 1
+    return False
+
+
+def _kind(value: Any) -> str:
+    """'i' for integers, 'f' for floats, '' for anything else."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return {"i": "i", "u": "i", "f": "f"}.get(value.dtype.kind, "")
+    if isinstance(value, bool):
+        return ""
+    return "i" if isinstance(value, int) else "f" if isinstance(value, float) else ""
+
+
+def _extremes(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return (int(value),)
+    return (int(value.min()), int(value.max())) if value.size else ()

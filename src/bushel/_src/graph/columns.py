@@ -18,36 +18,35 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from bushel._src.base import blocks, hints
 from bushel._src.base.blocks import Block, Columns
 from bushel._src.base.checks import INFINITE
-from bushel._src.base.contents import remove_padding
 from bushel._src.base.errors import RowFailed, locate_error
+from bushel._src.base.exact_values import remove_padding
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.graph.apply import Map
 from bushel._src.graph.batch import Batches
-from bushel._src.graph.column_arithmetic import calculate
-from bushel._src.graph.column_values import Piece, join_arrays, sort_arrays, sort_values
-from bushel._src.graph.custom import CustomMap
+from bushel._src.graph.column_values import SortedValuesOfRange, calculate, join_arrays, sort_arrays, sort_values
+from bushel._src.graph.map_ops import MapElements
 from bushel._src.graph.node import Epochs, MapNode, Plan, Transparent, describe_failure
 from bushel._src.graph.reindex import Repeat, Seed
-from bushel._src.index import epochs, words
+from bushel._src.graph.user_datasets import CustomMap
+from bushel._src.index import epochs, int64
 from bushel._src.sources import memory_sources
 
 _STRIDE = 1 << 17  # this many positions of an epoch are followed at once: arrays of them stay in the cache
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part:
+class NodeValues:
     """`values[i]` belongs to the element `i` of `node`, in every epoch."""
 
     node: MapNode
     values: np.ndarray
 
     def __reduce__(self) -> Any:
-        return _unpickle_part, (self.node, memory_sources.pack_array(self.values))
+        return _unpickle_values, (self.node, memory_sources.pack_array(self.values))
 
 
-def _unpickle_part(node: MapNode, values: Any) -> Part:
-    return Part(node, np.asarray(memory_sources.unpack_array(values)))
+def _unpickle_values(node: MapNode, values: Any) -> NodeValues:
+    return NodeValues(node, np.asarray(memory_sources.unpack_array(values)))
 
 
 @public("bushel")
@@ -66,11 +65,11 @@ class Column(NDArrayOperatorsMixin):
     ([3, 6, 4], [False, True, True])
     """
 
-    def __init__(self, parts: tuple[Part, ...]):
+    def __init__(self, parts: tuple[NodeValues, ...]):
         self._parts = parts
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[NodeValues, ...]:
         """The nodes whose elements have values here, with these values."""
         return self._parts
 
@@ -164,7 +163,7 @@ class Column(NDArrayOperatorsMixin):
         return f"Column({len(self):,} x {self.dtype})"
 
     def _with_values(self, arrays: Sequence[np.ndarray]) -> Column:
-        return Column(tuple(Part(part.node, array) for part, array in zip(self._parts, arrays, strict=True)))
+        return Column(tuple(NodeValues(part.node, array) for part, array in zip(self._parts, arrays, strict=True)))
 
     # How the values of a node's elements are found.
 
@@ -178,7 +177,7 @@ class Column(NDArrayOperatorsMixin):
         """The values of the elements of `node` at `indices`, in any epoch."""
         part = self._part_of(node)
         if part is not None:
-            return part.values[words.narrowed(indices % len(part.values))]
+            return part.values[int64.narrowed(indices % len(part.values))]
         _, which, positions = node.made_of(indices)
         if len(node.parents) == 1:
             return self.at(node.parents[0], positions)
@@ -196,9 +195,9 @@ class Column(NDArrayOperatorsMixin):
         first = epoch * length
         if not strides:
             return np.zeros((0, *self._parts[0].values.shape[1:]), self.dtype)
-        return np.concatenate([self.at(node, words.ranging(first + s.start, first + s.stop)) for s in strides])
+        return np.concatenate([self.at(node, int64.ranging(first + s.start, first + s.stop)) for s in strides])
 
-    def _part_of(self, node: MapNode) -> Part | None:
+    def _part_of(self, node: MapNode) -> NodeValues | None:
         return next((part for part in self._parts if part.node is node), None)
 
 
@@ -254,9 +253,9 @@ class SortedValues(Batches):
 
     def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
         first, end = epochs.batched(indices, batch_size=self.size, length=self.length, parent_length=self.parent.length)
-        return *epochs.ranges(first, words.narrowed(end - first)), range(len(indices))
+        return *epochs.ranges(first, int64.narrowed(end - first)), range(len(indices))
 
-    def make(self, block: Block, kind: int) -> tuple[int, Piece]:
+    def make(self, block: Block, kind: int) -> tuple[int, SortedValuesOfRange]:
         if isinstance(block, Columns) and block.present is None:
             return len(block), sort_arrays(block.tree)
         rows = blocks.rows_of(block)
@@ -288,7 +287,7 @@ def find_records(node: MapNode) -> list[tuple[MapNode, MapNode]]:
                 "Compute it before the filter, or filter with `where`, which leaves none missing."
             )
         return [(node, node)]
-    if isinstance(node, Map):
+    if isinstance(node, MapElements):
         pairs = find_records(node.parent)
         return [(record, dataclasses.replace(node, parent=mapped)) for record, mapped in pairs]
     if not node.moves:
@@ -308,7 +307,7 @@ def _maps_between(record: MapNode, mapped: MapNode) -> list[Any]:
     """The functions of the maps that lead from a record to what its value is computed of."""
     functions = []
     while mapped is not record:
-        assert isinstance(mapped, Map)
+        assert isinstance(mapped, MapElements)
         functions.append(mapped.transform)
         mapped = mapped.parent
     return functions

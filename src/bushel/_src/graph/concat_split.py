@@ -21,12 +21,21 @@ from bushel._src.base.blocks import Block, Columns
 from bushel._src.base.errors import RowFailed, StateMismatch, locate_error
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows
+from bushel._src.graph.cursors import (
+    END,
+    Cursor,
+    GroupCursor,
+    Mark,
+    Skips,
+    State,
+    check_type,
+    make_rows,
+    read_count,
+    read_field,
+)
 from bushel._src.graph.pack_stream import as_sequence, check_lengths, fill_rows
-from bushel._src.graph.skips import Skips
-from bushel._src.graph.state_fields import State, check_type, read_count, read_field
 from bushel._src.graph.streams import OneParent, Opener, Ordered
-from bushel._src.index.packing import Layout, Pieces, concat_split, layout
+from bushel._src.index.packing import Layout, PiecePositions, concat_split, layout
 
 logger = logging.getLogger("bushel")
 
@@ -147,7 +156,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         It cannot where the stream ends, or where an element is not like the others.
         """
         start = self.position_before_group()
-        rows = _Rows(self.lengths, self.beyond)
+        rows = _RowsOfOneFeature(self.lengths, self.beyond)
         known = rows.add(self.waiting, self.waiting_at)
         try:
             while known and (room := count * rows.length - rows.total) >= 0:
@@ -353,7 +362,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         return None if all(pair == _WHOLE for pair in cut.values()) else cut
 
 
-class _Rows:
+class _RowsOfOneFeature:
     """Several rows of one feature, cut by arithmetic from a part of an element, if there is one, and whole elements."""
 
     def __init__(self, lengths: Mapping[str, int], beyond: _Piece | None):
@@ -395,7 +404,7 @@ class _Rows:
         return all([(one.dtype is dtype or one.dtype == dtype) and one.ndim == 1 for one in self.sequences])
 
     @functools.cached_property
-    def _pieces(self) -> Pieces:
+    def _pieces(self) -> PiecePositions:
         """Where all sequences that were added go. Asked for when there are enough of them."""
         return concat_split(np.array(self.sizes)[:, None], [self.length])
 

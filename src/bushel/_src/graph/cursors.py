@@ -1,21 +1,233 @@
 """The contract of cursors. A cursor runs a stream node: it hands out the node's elements in order.
 
-A position is one value, the *mark*. The state that a user saves follows from the mark, and a mark from a state.
+Also what cursors share: entries of states that users restore, elements that failed and were skipped, and closing what
+another thread may be using.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator
+import collections
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
 
 from bushel._src.base import blocks
 from bushel._src.base.blocks import Block
-from bushel._src.base.contract import optional
-from bushel._src.base.errors import StateMismatch, inside
+from bushel._src.base.errors import StateMismatch, TooManySkipped, inside
+from bushel._src.base.state_names import overridable
 from bushel._src.graph.node import Origin
-from bushel._src.graph.skips import Skips, collect_skips, count_collected
-from bushel._src.graph.state_fields import State, read_count, read_field
+
+State = dict[str, Any]
+"""The position of a stream as plain JSON data, in Grain's form."""
+
+MOST_COUNTED = 1 << 62
+"""No stream has given more elements, and sums with this number still fit into 64 bits."""
+
+
+def read_field(state: Any, name: str, kind: type) -> Any:
+    """Entry `name` of a state; StateMismatch if it is missing or of another type than `kind`."""
+    if not isinstance(state, Mapping) or name not in state:
+        if isinstance(state, Mapping) and "iterators_in_use_states" in state:
+            raise StateMismatch(
+                "This state was written by Grain with worker processes: it holds one position per worker and "
+                "describes no position in the one sequence that this pipeline gives. Save it in Grain without workers.",
+                name,
+            )
+        has = f"has the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else f"is {state!r}"
+        raise StateMismatch(
+            f"This iterator's state needs an entry {name!r}; the given one {has}. Was it saved by another pipeline?",
+            name,
+        )
+    return check_type(state[name], kind, name)
+
+
+def check_type(value: Any, kind: type, *place: str | int) -> Any:
+    """A value of a state, if it is of type `kind`. Numbers of NumPy become Python's."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        value = value.item()
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        shown = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}..."
+        raise StateMismatch(
+            f"Entry {place[-1]!r} of an iterator's state must be of type {kind.__name__}, got {shown}.", *place
+        )
+    return value
+
+
+def read_count(state: Any, name: str, most: int = MOST_COUNTED) -> int:
+    """Entry `name` of a state, which is a number of elements: between 0 and `most`."""
+    number = read_field(state, name, int)
+    if not 0 <= number <= most:
+        limit = "" if most == MOST_COUNTED else f" There are {most} at most."
+        raise StateMismatch(
+            f"Entry {name!r} of an iterator's state counts elements; {number} is no such number.{limit}", name
+        )
+    return number
+
+
+def as_number(key: Any) -> Any:
+    """A key of a state that was a number before JSON turned it into a text; any other key as it is."""
+    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
+
+
+logger = logging.getLogger("bushel")
+
+SkipNote = tuple[str, str, int]
+"""Elements that failed together: which ones, their error as text, and how many they are."""
+
+
+_LATEST = 50
+
+
+class Skips:
+    """Counts the elements of one stream that failed and were skipped.
+
+    The count is part of the state, so it belongs to the elements that were delivered. A cursor that reads ahead of
+    the consumer therefore collects its skips (`collect_skips`), and counts them when it delivers the next element.
+    A cursor that reads elements again, after a restore, collects their skips and drops them.
+    """
+
+    def __init__(self, limit: int | None):
+        self.limit = limit
+        self.count = 0
+        self._lock = threading.Lock()
+        self.collected: dict[int, list[SkipNote]] = {}
+        """By thread: the list into which that thread's skips go instead of the count."""
+        self.latest: collections.deque[SkipNote] = collections.deque(maxlen=_LATEST)
+        """The skips that were counted last, for reports. They are not part of the state."""
+
+    def add(self, which: str, error: str, number: int = 1) -> None:
+        """Counts elements that failed, or collects them. Logs the first, the tenth, the hundredth skip.
+
+        Raises TooManySkipped if there are more than the limit.
+        """
+        collected = self.collected.get(threading.get_ident())
+        if collected is not None:
+            before = sum(note[2] for note in collected) if self.limit is not None else 0
+            collected.append((which, error, number))
+            # Collected skips are checked against the limit, too: a stream of nothing but failures would never end.
+            self._check_limit(which, error, before, number)
+            return
+        with self._lock:  # two threads could otherwise add to the same count
+            before, count = self.count, self.count + number
+            self._check_limit(which, error, before, number)
+            self.count = count
+            self.latest.append((which, error, number))
+        if not before or len(str(count)) > len(str(before)):
+            logger.warning("Skipped %s (%d skipped so far): %s", which, count, error)
+
+    def _check_limit(self, which: str, error: str, before: int, number: int) -> None:
+        if self.limit is not None and before + number > self.limit:
+            allowed = "as many as skip_limit allows" if before == self.limit else f"and skip_limit is {self.limit}"
+            raise TooManySkipped(
+                f"{which} failed, and {before} elements were skipped already, {allowed}. It failed with\n{error}"
+            )
+
+
+@contextlib.contextmanager
+def collect_skips(skips: Skips | None) -> Iterator[list[SkipNote]]:
+    """While this is open, skips of this thread go into the list that it yields, and are not counted."""
+    collected: list[SkipNote] = []
+    if skips is None:
+        yield collected
+        return
+    thread = threading.get_ident()
+    outer = skips.collected.get(thread)
+    try:
+        skips.collected[thread] = collected
+        yield collected
+    finally:
+        if outer is None:
+            skips.collected.pop(thread, None)
+        else:
+            skips.collected[thread] = outer
+
+
+def count_collected(skips: Skips | None, collected: list[SkipNote]) -> None:
+    """Counts skips that were collected before."""
+    for note in collected:
+        assert skips is not None
+        skips.add(*note)
+
+
+@contextlib.contextmanager
+def collect_then_count(skips: Skips | None) -> Iterator[list[SkipNote]]:
+    """Collects the skips of this thread, and counts them at the end."""
+    too_many: TooManySkipped | None = None
+    with collect_skips(skips) as collected:
+        try:
+            yield collected
+        except TooManySkipped as error:
+            too_many = error
+    count_collected(skips, collected)  # raises by itself if there are too many, with the right number
+    if too_many is not None:
+        raise too_many
+
+
+CLOSED = "This iterator was closed while its next element was being computed."
+
+
+class InUse:
+    """Closes an iterator once, and never while it is in use: the thread that uses it closes it when it is done.
+
+    One thread at a time uses an iterator. Any thread may close it, and so may a signal handler or the garbage collector
+    in the middle of `__next__`. Python refuses to close a generator that is running ("generator already executing"),
+    and a user's own `close` is not made for it. `close` returns at once and never waits for the user of the iterator.
+    Using the iterator after that is a ValueError.
+
+    >>> def numbers():
+    ...     try:
+    ...         yield 1
+    ...     finally:
+    ...         print("closed")
+    >>> iterator = numbers()
+    >>> in_use = InUse(iterator)
+    >>> with in_use:
+    ...     _ = next(iterator)
+    ...     in_use.close()
+    ...     print("still in use")
+    still in use
+    closed
+    """
+
+    __slots__ = ("_held", "is_closed", "users")
+
+    def __init__(self, iterator: Any = None):
+        self._held = [iterator]  # taken out by the thread that closes it: only one `pop` succeeds
+        self.users = 0
+        self.is_closed = False
+        """Whether `close` was called: the iterator is closed, or will be when its user is done."""
+
+    def hold(self, iterator: Any) -> None:
+        """Holds another iterator from now on. Only for the thread that uses it."""
+        self._held = [iterator]
+
+    def __enter__(self) -> None:
+        self.users += 1
+        if self.is_closed:
+            self.users -= 1
+            raise ValueError(CLOSED)
+
+    def __exit__(self, *_: object) -> None:
+        self.users -= 1
+        if self.is_closed and not self.users:
+            self.close()
+
+    def close(self) -> None:
+        """Closes the iterator, now or when its user is done. Calling it again does nothing."""
+        # This comes before the look at `users`. A thread that begins to use the iterator meanwhile either sees
+        # `is_closed`, or is counted in `users`.
+        self.is_closed = True
+        iterator = None
+        if not self.users:
+            with contextlib.suppress(IndexError):
+                iterator = self._held.pop()
+        getattr(iterator, "close", lambda: None)()
+
 
 N = TypeVar("N")
 """The class of the node that a cursor runs."""
@@ -72,7 +284,7 @@ class Cursor(abc.ABC):
         """Goes to the position that a state describes."""
         self.rewind(self.mark_of(state))
 
-    @optional
+    @overridable
     def catch_up(self) -> None:
         """Reads again the elements that the position needs, such as the window that it is in the middle of.
 
@@ -82,38 +294,38 @@ class Cursor(abc.ABC):
             with inside(*(self.places[number] if self.places else ())):
                 parent.catch_up()
 
-    @optional
+    @overridable
     def get_next_index(self) -> int:
         """The index of the next element, for streams whose elements have one."""
         raise NotImplementedError(f"{type(self).__name__} has no index of its next element.")
 
-    @optional
+    @overridable
     def set_next_index(self, index: int) -> None:
         """Goes to the element with this index, without reading."""
         raise NotImplementedError(f"{type(self).__name__} cannot seek: what comes next depends on what came before.")
 
-    @optional
+    @overridable
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         """Index and records of row `row` of the last pull, if they are known: for messages."""
         return None
 
-    @optional
+    @overridable
     def marks_of_rows(self) -> list[Mark] | None:
         """The position after each row of the last pull, if they are known; by default they are not."""
         return None
 
-    @optional
+    @overridable
     def is_ready(self) -> bool:
         """Whether `pull` can begin at once. False while it would wait for a worker or a thread."""
         return all(parent.is_ready() for parent in self.parents)
 
-    @optional
+    @overridable
     def start_prefetch(self) -> None:
         """Starts to work ahead, where this cursor or one before it does so."""
         for parent in self.parents:
             parent.start_prefetch()
 
-    @optional
+    @overridable
     def close(self) -> None:
         """Frees what the cursor holds. May be called from another thread, also while this one is in `pull`."""
         for parent in self.parents:
@@ -197,12 +409,12 @@ class Same(Cursor):
     def rewind(self, mark: Mark) -> None:
         self.parent.rewind(mark)
 
-    @optional
+    @overridable
     def state_of(self, mark: Mark) -> State:
         """By default the state of the parent."""
         return self.parent.state_of(mark)
 
-    @optional
+    @overridable
     def mark_of(self, state: State) -> Mark:
         """By default the parent's position in its state."""
         return self.parent.mark_of(state)
@@ -264,7 +476,7 @@ class GroupCursor(Over[N]):
         While `behind` is set it makes the group of the present position again, not the next one.
         """
 
-    @optional
+    @overridable
     def position_before_group(self) -> tuple[Mark, Any]:
         """The parent's position before what the next group is made of, and `extra` there; by default where it is."""
         return self.parent.mark(), self.extra
@@ -298,7 +510,7 @@ class GroupCursor(Over[N]):
             self.group = [] if group is None else group
         low = self.given
         self.given = min(low + count, len(self.group))
-        return blocks.take_part(self.group, low, self.given)
+        return blocks.take_slice(self.group, low, self.given)
 
     def catch_up(self) -> None:
         super().catch_up()
@@ -323,14 +535,14 @@ class GroupCursor(Over[N]):
         self.waiting, self.waiting_at = [], []
         self.behind = bool(self.given or self.extra)
 
-    @optional
+    @overridable
     def state_of(self, mark: Mark) -> State:
         """By default the parent's state before the group, `given`, and `extra` where there is a key for it."""
         before, given, extra = mark
         state = {self.parent_key: self.parent.state_of(before), self.given_key: given}
         return state if self.extra_key is None else {**state, self.extra_key: extra}
 
-    @optional
+    @overridable
     def mark_of(self, state: State) -> Mark:
         """By default the position in a state that has what the default `state_of` gives it."""
         extra = None if self.extra_key is None else read_count(state, self.extra_key)

@@ -1,6 +1,6 @@
 """Notices functions that draw from random generators of their own, in the first elements, and warns of each once.
 
-`unsteady_sources.py` notices sources that do so.
+`source_nodes.py` notices sources that do so.
 
 Which numbers such a function gets depends on the worker or thread that computes an element, and on restarts. So its
 values differ from run to run. A `random_map` passes a generator that belongs to the element.
@@ -86,7 +86,7 @@ class Watch:
         if self.left <= 0:
             return function(*arguments)
         # The generators are looked for before each call: a function may make its generator in the first one.
-        found = {**_find_global(), **find_own_generators(self._function)}
+        found = {**_find_global(), **find_held_generators(self._function)}
         generators = {name: found[name] for name in found.keys() - self._seeded}
         before = {name: _read_position(generator) for name, generator in generators.items()}
         number = _enter(self)
@@ -191,7 +191,7 @@ def _find_global() -> dict[str, Any]:
     return {"np.random": getattr(np.random.mtrand, "_rand", None), "random": getattr(random, "_inst", None)}
 
 
-def find_own_generators(function: Any) -> dict[str, Any]:
+def find_held_generators(function: Any) -> dict[str, Any]:
     """The generators that a function reaches, by what leads to them."""
     found: dict[str, Any] = {}
     seen: set[int] = {id(generator) for generator in _find_global().values()}
@@ -207,13 +207,13 @@ def find_own_generators(function: Any) -> dict[str, Any]:
             # Plain values are left out first: a vocabulary of many texts must not hide the generator beside it.
             with contextlib.suppress(Exception):  # an object whose attributes cannot be read
                 parts = (
-                    (label, inner) for label, inner in _list_parts(value, name) if not issubclass(type(inner), _PLAIN)
+                    (label, inner) for label, inner in _list_held(value, name) if not issubclass(type(inner), _PLAIN)
                 )
                 left += [(inner, label, depth + 1) for label, inner in parts]
     return found
 
 
-def _list_parts(value: Any, name: str) -> Iterable[tuple[str, Any]]:
+def _list_held(value: Any, name: str) -> Iterable[tuple[str, Any]]:
     """What an object holds, with a name for each part."""
     if isinstance(value, types.FunctionType):
         for label, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
@@ -264,7 +264,7 @@ def _mentions(function: Any, module: Any, depth: int) -> bool:
                 return True
     return depth > 0 and any(
         _mentions(part, module, depth - 1)
-        for _, part in _list_parts(function, "")
+        for _, part in _list_held(function, "")
         if isinstance(part, (types.FunctionType, types.MethodType, functools.partial))
     )
 

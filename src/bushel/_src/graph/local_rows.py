@@ -15,18 +15,16 @@ import numpy as np
 from bushel._src.base import blocks, checks, trees
 from bushel._src.base.blocks import Block
 from bushel._src.base.errors import StateMismatch
-from bushel._src.graph import apply, elementwise, operation
-from bushel._src.graph.batch import Batch, Batches
-from bushel._src.graph.cursors import Cursor, Mark, Same
-from bushel._src.graph.elementwise import Elementwise
+from bushel._src.graph import map_ops, operation, stream_ops
+from bushel._src.graph.batch import BatchElements, Batches
+from bushel._src.graph.cursors import Cursor, Mark, Same, State, read_count, read_field
+from bushel._src.graph.limit_and_rebatch import RepeatStream, count_rows
 from bushel._src.graph.node import InPlace, Node, Plan, Transparent, replace_parents, skip_transparent
-from bushel._src.graph.ordered import BatchStream
-from bushel._src.graph.portions import RepeatStream, count_rows
 from bushel._src.graph.reindex import Repeat, Seed, Shuffle, WindowShuffle
-from bushel._src.graph.state_fields import State, read_count, read_field
+from bushel._src.graph.stream_ops import BatchStream, Elementwise
 from bushel._src.graph.streams import Elements, OneParent, Opener, Ordered, SeedStream, StreamNode
-from bushel._src.index import device_rows
-from bushel._src.index.device_rows import Share
+from bushel._src.index import epochs
+from bushel._src.index.epochs import DeviceRows
 
 Remainder = Literal["drop", "pad"]
 
@@ -38,24 +36,24 @@ _KEEP_ALL = (Repeat, Seed, Shuffle, WindowShuffle, Elements, RepeatStream, SeedS
 class RowChoice:
     """Which rows of each batch this process needs, and what becomes of a smaller last batch."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[DeviceRows, ...]
     remainder: Remainder | None
 
     @property
     def multiple(self) -> int:
         """The number that must divide the rows of a batch."""
-        return device_rows.divisor(self.shares)
+        return epochs.divisor(self.shares)
 
     def global_size(self, size: int, full: int) -> int:
         """How many rows the global array has for a batch of `size` rows, where `full` rows are usual."""
-        return size if self.remainder is None else device_rows.round_up(max(size, full), self.multiple)
+        return size if self.remainder is None else epochs.round_up(max(size, full), self.multiple)
 
     def rows(self, size: int, full: int) -> np.ndarray:
         """The rows to read of a batch of `size` rows. Rows that are padded read the first row again."""
         whole = self.global_size(size, full)
         if whole % self.multiple or (self.remainder == "drop" and whole != size):
             return np.zeros(1, dtype=np.int64)  # the batch is dropped or refused later, by its size
-        rows = device_rows.union_of_rows(self.shares, whole)
+        rows = epochs.union_of_rows(self.shares, whole)
         return np.where(rows < size, rows, 0)
 
 
@@ -85,12 +83,12 @@ def _is_row_by_row(node: Node) -> bool:
     return isinstance(node, Batches) and node.batch_function is None
 
 
-def find_batches(node: Node) -> list[Batch | BatchStream]:
+def find_batches(node: Node) -> list[BatchElements | BatchStream]:
     """The last `batch` on each path of a pipeline, through nodes that do not change what a batch is.
 
     A user's `batch_fn` decides how many rows its batches have, so it is left out.
     """
-    if isinstance(node, (Batch, BatchStream)):
+    if isinstance(node, (BatchElements, BatchStream)):
         return [node] if node.batch_fn is None else []
     parents = node.parents if node.moves or node.transparent else ()
     return [batch for parent in parents for batch in find_batches(parent)]
@@ -109,12 +107,12 @@ def find_obstacle(node: Node) -> Node:
 
 def keeps_all_batches(node: Node) -> bool:
     """Whether it is clear that no operation after the last `batch` leaves some batches out."""
-    if isinstance(node, (Batch, BatchStream)):
+    if isinstance(node, (BatchElements, BatchStream)):
         return True
     return (node.transparent or isinstance(node, _KEEP_ALL)) and all(map(keeps_all_batches, node.parents))
 
 
-def tail_of(batch: Batch | BatchStream) -> int | None:
+def tail_of(batch: BatchElements | BatchStream) -> int | None:
     """How many rows the last batch has; 0 if it has as many as the others or is dropped, None if that is not known."""
     elements = batch.parent.length
     if batch.drop_remainder or (elements is not None and elements >= checks.INFINITE):
@@ -201,13 +199,13 @@ class RowsOfStream(OneParent, Ordered):
 
 
 _MAP_NODES: dict[type[Elementwise], type[Any]] = {
-    elementwise.MapStream: apply.Map,
-    elementwise.MapWithIndexStream: apply.MapWithIndex,
-    elementwise.RandomMapStream: apply.RandomMap,
+    stream_ops.MapStream: map_ops.MapElements,
+    stream_ops.MapWithIndexStream: map_ops.MapElementsWithIndex,
+    stream_ops.RandomMapStream: map_ops.RandomMapElements,
 }
 
 
-def _as_map_node(batch: BatchStream) -> tuple[Batch, Elements, list[OneParent]] | None:
+def _as_map_node(batch: BatchStream) -> tuple[BatchElements, Elements, list[OneParent]] | None:
     """The batches of a stream as a map node, the elements that the stream begins from, and the nodes that say how to
     run it, the first one first.
 
@@ -227,7 +225,7 @@ def _as_map_node(batch: BatchStream) -> tuple[Batch, Elements, list[OneParent]] 
         if make is None:
             return None
         node = make(node, **step.parameters())
-    return Batch(node, batch.batch_size, batch.drop_remainder), elements, around[::-1]
+    return BatchElements(node, batch.batch_size, batch.drop_remainder), elements, around[::-1]
 
 
 def _steps_before(batch: BatchStream) -> tuple[list[StreamNode], list[OneParent]]:

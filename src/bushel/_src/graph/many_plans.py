@@ -17,8 +17,8 @@ from bushel._src.base import blocks, trees
 from bushel._src.base.blocks import Block, Columns
 from bushel._src.base.errors import RowFailed
 from bushel._src.graph.node import Computed, MapNode, Moved, Plan, PlanMany, describe_failure, merge_origins
-from bushel._src.graph.operation import Operation, WithTransform, mark_missing
-from bushel._src.index import words
+from bushel._src.graph.operation import BlockOperation, WithTransform, mark_missing
+from bushel._src.index import int64
 
 
 def plan_many(nodes: Sequence[MapNode]) -> PlanMany:
@@ -48,7 +48,7 @@ def plan_many(nodes: Sequence[MapNode]) -> PlanMany:
 
 def plan_each(nodes: Sequence[MapNode], which: np.ndarray, indices: np.ndarray) -> Plan:
     """Plans the elements of each node for itself."""
-    rows = words.group(which)
+    rows = int64.group(which)
     return _merge_plans(which, rows, {number: nodes[number].plan(indices[here]) for number, here in rows.items()})
 
 
@@ -61,7 +61,7 @@ def _plan_kinds(nodes: Sequence[MapNode], groups: list[list[int]]) -> PlanMany:
 
     def plan(which: np.ndarray, indices: np.ndarray) -> Plan:
         groups_of_rows = group_of[which]
-        rows = words.group(groups_of_rows)
+        rows = int64.group(groups_of_rows)
         plans = {number: planners[number](place[which[here]], indices[here]) for number, here in rows.items()}
         return _merge_plans(groups_of_rows, rows, plans)
 
@@ -70,7 +70,7 @@ def _plan_kinds(nodes: Sequence[MapNode], groups: list[list[int]]) -> PlanMany:
 
 def find_each(nodes: Sequence[Moved], which: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Positions in the parents, for nodes that cannot compute them together."""
-    found = [(here, nodes[number].find_positions(indices[here])) for number, here in words.group(which).items()]
+    found = [(here, nodes[number].find_positions(indices[here])) for number, here in int64.group(which).items()]
     wide = any(positions.dtype == object for _, positions in found)
     merged = np.empty(len(indices), dtype=object if wide else np.int64)
     for here, positions in found:
@@ -160,7 +160,7 @@ class JoinedOperations:
         self.nodes = nodes
         self._plan_parents = plan_many([node.parent for node in nodes])
         numbers: dict[tuple[int, int | None, bool], int] = {}
-        self.operations: list[Operation] = []
+        self.operations: list[BlockOperation] = []
         """The operations that differ. Parts with the same function object and seed have one operation."""
         found = []
         for operation in (node.operation for node in nodes):
@@ -205,7 +205,7 @@ class _ByManyOperations(Plan):
         owned = owned or isinstance(block, Columns)
         rows = blocks.rows_of(block)
         parts: list[tuple[np.ndarray, Block]] = []
-        for here in words.group(keys).values():
+        for here in int64.group(keys).values():
             operation = joined.operations[joined.operation_of[which[here[0]]]]
             own_rows = [rows[row] for row in here.tolist()]
             for row in here.tolist():
@@ -216,7 +216,9 @@ class _ByManyOperations(Plan):
                 raise RowFailed(int(here[failed.row]), failed.error) from failed.error
         return merge_rows(parts, len(which))
 
-    def _run(self, operation: Operation, block: Block, low: int, here: np.ndarray, owned: bool, private: bool) -> Block:
+    def _run(
+        self, operation: BlockOperation, block: Block, low: int, here: np.ndarray, owned: bool, private: bool
+    ) -> Block:
         """Runs an operation on the rows `low + here` of the plan."""
 
         def where(row: int) -> str:

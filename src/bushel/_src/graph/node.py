@@ -16,10 +16,11 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
+from bushel._src.base import rng
 from bushel._src.base.blocks import Block, Columns, rows_of
-from bushel._src.base.contract import optional
 from bushel._src.base.errors import RowFailed, locate_error
-from bushel._src.index import seeds, words
+from bushel._src.base.state_names import overridable
+from bushel._src.index import int64
 
 
 class Plan(abc.ABC):
@@ -47,7 +48,7 @@ class Plan(abc.ABC):
         """Reads rows [low, high) for a caller that only reads them, such as one that stacks a batch."""
         return self.read(low, high, False)
 
-    @optional
+    @overridable
     def entries(self, low: int, high: int, names: tuple[str | None, ...]) -> list[list[Any]]:
         """For each name, the entries of that name in rows [low, high); for None, the rows themselves.
 
@@ -198,7 +199,7 @@ class Node(abc.ABC):
     def call(self) -> str:
         """The node as the user wrote it, e.g. `batch(128, drop_remainder=True)`."""
 
-    @optional
+    @overridable
     def describe(self) -> str:
         """The node as it reads in an error message; by default as the user wrote it."""
         return self.call()
@@ -206,7 +207,7 @@ class Node(abc.ABC):
     no_spec: ClassVar[str] = ""
     """Why the shapes of the elements are not known without reading one; empty where they are known."""
 
-    @optional
+    @overridable
     def element_spec(self) -> Any:
         """A tree of ShapeDtypeStruct, known without reading; by default that of the first parent.
 
@@ -217,30 +218,30 @@ class Node(abc.ABC):
         return self.parents[0].element_spec()
 
     @property
-    @optional
+    @overridable
     def seed_for_children(self) -> int | None:
         """The seed that this node sets for the operations after it; by default none."""
         return None
 
     @property
-    @optional
+    @overridable
     def seeded_by(self) -> tuple[Node, ...]:
         """The nodes whose seeds reach the operations after this one; by default the parents."""
         return self.parents
 
     @property
-    @optional
+    @overridable
     def joins(self) -> bool:
         """Whether this node reads as a call with a list of datasets, such as `mix([...])`; by default not."""
         return False
 
     @property
-    @optional
+    @overridable
     def own_class(self) -> type | None:
         """The user's class that this node stands for, where its code is part of the identity; by default none."""
         return None
 
-    @optional
+    @overridable
     def parameters(self) -> dict[str, Any]:
         """What distinguishes this node from another of its kind; by default its fields.
 
@@ -301,24 +302,24 @@ class MapNode(Node):
         """How epochs compare, by the records they are made of."""
 
     @classmethod
-    @optional
+    @overridable
     def join_plans(cls, nodes: Sequence[Any]) -> PlanMany | None:
         """`plan` of many nodes of this class in one call; by default None: each node makes a plan of its own."""
         return None
 
-    @optional
+    @overridable
     def origin(self, index: int) -> Origin:
         """The source record at `index`, for a node that is made of no others; by default named after the node."""
         return Origin(self.call(), (index % self.length,))
 
     @property
-    @optional
+    @overridable
     def in_place(self) -> InPlace:
         """Whether this node may write its elements into the memory of results; by default never."""
         return InPlace.NEVER
 
     @property
-    @optional
+    @overridable
     def fan_in(self) -> int:
         """How many source records one element is made of, roughly: a plan of many covers fewer elements.
 
@@ -343,7 +344,7 @@ class MapNode(Node):
 
     def origins(self, index: int) -> tuple[Origin, ...]:
         """Which source records make up the element at `index`, by arithmetic alone."""
-        rows, which, positions = self.made_of(words.array([index]))
+        rows, which, positions = self.made_of(int64.array([index]))
         if not len(rows):
             return (self.origin(index),)
         parts = zip(which.tolist(), positions.tolist(), strict=True)
@@ -387,18 +388,18 @@ class OneParentMap(MapNode):
     def parents(self) -> tuple[MapNode, ...]:
         return (self.parent,)
 
-    @optional
+    @overridable
     def find_length(self) -> int:
         """By default that of the parent."""
         return self.parent.length
 
-    @optional
+    @overridable
     def made_of(self, indices: np.ndarray) -> MadeOf:
         """By default each element is made of the parent's element at the same index."""
         return made_of_one_each(indices)
 
     @property
-    @optional
+    @overridable
     def epochs(self) -> Epochs:
         """By default as those of the parent."""
         return self.parent.epochs
@@ -415,7 +416,7 @@ class Moved(OneParentMap):
         """Where in the parent the elements at `indices` are."""
 
     @classmethod
-    @optional
+    @overridable
     def join_positions(cls, nodes: Sequence[Any]) -> FindMany | None:
         """`find_positions` of many nodes of this class in one call; by default None: each node is asked."""
         return None
@@ -491,7 +492,7 @@ def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:
             set_before.append((seed, depth))
         else:
             queue.extend((parent, depth + 1) for parent in node.seeded_by)
-    return seeds.derive(set_before) if set_before else None
+    return rng.derive(set_before) if set_before else None
 
 
 def skip_transparent(node: Node) -> Node:

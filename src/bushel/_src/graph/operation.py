@@ -16,16 +16,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bushel._src.base import blocks, transforms, trees
-from bushel._src.base.blocks import Block, Columns
-from bushel._src.base.effects import KnownRows, Reading, find_reading
+from bushel._src.base.blocks import Block, Columns, make_answer_private, make_block_private
 from bushel._src.base.errors import RowFailed, locate_error
-from bushel._src.base.ownership import IMMUTABLE, copy_value, own
-from bushel._src.base.private_blocks import own_answer, own_block
+from bushel._src.base.private_elements import IMMUTABLE, copy_value, make_private
+from bushel._src.base.read_only_calls import ReadOnlyFunction, RowsOfKnownTypes, find_reading
 from bushel._src.base.rng import RngPool
 from bushel._src.graph.hidden_randomness import Watch
 from bushel._src.graph.node import InTwoSteps, Node, OneParentMap, raise_for_row
 
-CallEach = Callable[[Iterator[Any], "Operation", Sequence[int]], list[Any]]
+CallEach = Callable[[Iterator[Any], "BlockOperation", Sequence[int]], list[Any]]
 """(rows, the operation, numbers of the rows) -> what the user's function returns for each row."""
 
 
@@ -47,7 +46,7 @@ class Kind:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Operation:
+class BlockOperation:
     """A user's function as an operation on blocks."""
 
     kind: Kind
@@ -57,22 +56,22 @@ class Operation:
     seed: int | None = None
 
     @classmethod
-    def of(cls, kind: Kind, transform: Any, vectorized: bool = False, seed: int | None = None) -> Operation:
+    def of(cls, kind: Kind, transform: Any, vectorized: bool = False, seed: int | None = None) -> BlockOperation:
         """The operation of a transformation: a function, or an object of one of the classes in base/transforms.py."""
         return cls(kind, transform, kind.find_function(transform), vectorized, seed)
 
     @functools.cached_property
-    def _watch(self) -> tuple[Watch, Operation]:
+    def _watch(self) -> tuple[Watch, BlockOperation]:
         watch = Watch(self.function, self.describe)
         return watch, dataclasses.replace(self, function=watch)
 
-    def watched(self) -> Operation:
+    def watched(self) -> BlockOperation:
         """This operation. Its function is watched for hidden randomness at first, and called directly after that."""
         watch, operation = self._watch
         return operation if watch.left > 0 else self
 
     @functools.cached_property
-    def reading(self) -> Reading | None:
+    def reading(self) -> ReadOnlyFunction | None:
         """The proof that the function only reads, for elements of known types; None if its code does not tell."""
         with_elements_alone = self.kind.count_key is None or self.kind.name == "map_with_index"
         return find_reading(self.function) if with_elements_alone and not self.kind.splits else None
@@ -140,9 +139,9 @@ class Operation:
             except Exception as error:
                 raise_for_row(error, count, left, where)
             if not kind.drops:
-                return own(made) if private else KnownRows(made), None
+                return make_private(made) if private else RowsOfKnownTypes(made), None
             if private and not owned and not isinstance(block, Columns):
-                own(block)
+                make_private(block)
             return block, None if all(made) else made
         rows.reverse()
         try:
@@ -170,17 +169,17 @@ class Operation:
         for place in range(len(rows)):
             box = [rows.pop()]
             if not owned:
-                own(box)
+                make_private(box)
             if calls_plainly:
                 if box[0] is not None or not skips_missing:
                     box = [function(box.pop())]
                     if type(box[0]) not in IMMUTABLE:
-                        own(box)
+                        make_private(box)
             elif kind.drops:
                 stays += call_each(iter(box), operation, numbers[place : place + 1])
-                own(box)
+                make_private(box)
             else:
-                box = own(call_each(iter([box.pop()]), operation, numbers[place : place + 1]))
+                box = make_private(call_each(iter([box.pop()]), operation, numbers[place : place + 1]))
             made += box
         return made, None if all(stays) else stays
 
@@ -190,10 +189,10 @@ class Operation:
         try:
             if not self.kind.drops:
                 made = self._run_columns(block)
-                return made if self._makes_new_arrays else own_block(made), None
+                return made if self._makes_new_arrays else make_block_private(made), None
             verdicts = self._as_verdicts(self._run_columns(block))
             # The function has seen a copy, see `_run_columns`: neither its writes nor what it keeps reach the rows.
-            rows = own_block(block) if must_own else block
+            rows = make_block_private(block) if must_own else block
         except Exception as error:
             raise RowFailed(0, locate_error(error, where(0))) from error
         return rows, None if all(verdicts) else verdicts
@@ -207,7 +206,9 @@ class Operation:
         if columns is None:
             # Rows of several kinds, or none at all. Each row is a block of its own, so that no other changes its dtype.
             return [
-                row if row is None else blocks.rows_of(own_block(self._run_columns(Columns(blocks.stack([row]), 1))))[0]
+                row
+                if row is None
+                else blocks.rows_of(make_block_private(self._run_columns(Columns(blocks.stack([row]), 1))))[0]
                 for row in blocks.rows_of(block)
             ]
         count = columns.dense().length
@@ -254,9 +255,9 @@ class WithOperation(Node):
     kind: ClassVar[Kind]
 
     @functools.cached_property
-    def operation(self) -> Operation:
+    def operation(self) -> BlockOperation:
         """What is done to a block."""
-        return Operation.of(self.kind, **self.parameters())
+        return BlockOperation.of(self.kind, **self.parameters())
 
     def call(self) -> str:
         return self.operation.call()
@@ -277,7 +278,7 @@ def keep_rows(block: Block, kept: list[bool]) -> Block:
     if isinstance(block, Columns) and block.present is None:
         return block.where(np.array(kept)).dense()
     rows = itertools.compress(blocks.rows_of(block), kept)
-    return KnownRows(rows) if type(block) is KnownRows else list(rows)
+    return RowsOfKnownTypes(rows) if type(block) is RowsOfKnownTypes else list(rows)
 
 
 def mark_missing(block: Block, kept: list[bool]) -> Block:
@@ -297,17 +298,17 @@ def format_call(operation: str, transform: Any, **options: Any) -> str:
 # How the user's function is called for each row. A missing element, which is None, is not shown to it.
 
 
-def _map(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
+def _map(rows: Iterator[Any], operation: BlockOperation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
     return [None if row is None else function(row) for row in rows]
 
 
-def _map_with_index(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
+def _map_with_index(rows: Iterator[Any], operation: BlockOperation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
     return [None if row is None else function(number, row) for row, number in zip(rows, numbers)]
 
 
-def _random_map(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
+def _random_map(rows: Iterator[Any], operation: BlockOperation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
     generators = operation.generators.borrow()
     try:
@@ -316,17 +317,17 @@ def _random_map(rows: Iterator[Any], operation: Operation, numbers: Sequence[int
         operation.generators.give_back(generators)
 
 
-def _filter(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
+def _filter(rows: Iterator[Any], operation: BlockOperation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
     return [True if row is not None and function(row) else False for row in rows]  # noqa: SIM210 (bool() is a call)
 
 
-def _split(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
-    return [None if row is None else _parts_of(row, operation.transform) for row in rows]
+def _split(rows: Iterator[Any], operation: BlockOperation, numbers: Sequence[int]) -> list[Any]:
+    return [None if row is None else _split_element(row, operation.transform) for row in rows]
 
 
-def _parts_of(element: Any, transform: transforms.FlatMap) -> Sequence[Any]:
-    parts = blocks.rows_of(own_answer([transform.flat_map(element)]))
+def _split_element(element: Any, transform: transforms.FlatMap) -> Sequence[Any]:
+    parts = blocks.rows_of(make_answer_private([transform.flat_map(element)]))
     if len(parts) > transform.max_fan_out:
         raise ValueError(
             f"flat_map gave {len(parts)} elements for one, more than its max_fan_out of {transform.max_fan_out}. "
@@ -338,19 +339,19 @@ def _parts_of(element: Any, transform: transforms.FlatMap) -> Sequence[Any]:
 # In a stream None is an element like any other for a filter and a flat_map, and for every operation of a DataLoader.
 
 
-def _map_all(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
+def _map_all(rows: Iterator[Any], operation: BlockOperation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
     return [function(row) for row in rows]
 
 
-def _filter_all(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
+def _filter_all(rows: Iterator[Any], operation: BlockOperation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
     return [True if function(row) else False for row in rows]  # noqa: SIM210
 
 
-def _split_all(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
+def _split_all(rows: Iterator[Any], operation: BlockOperation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
-    return [blocks.rows_of(own_answer([function(row)])) for row in rows]
+    return [blocks.rows_of(make_answer_private([function(row)])) for row in rows]
 
 
 find_map = functools.partial(transforms.method, kind=transforms.Map, name="map")

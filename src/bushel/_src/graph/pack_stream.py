@@ -15,11 +15,9 @@ from bushel._src.base import blocks, checks, memory, trees
 from bushel._src.base.blocks import Block, Columns
 from bushel._src.base.errors import RowFailed, StateMismatch, locate_error
 from bushel._src.base.state_names import in_states
-from bushel._src.graph.cursors import Cursor, GroupCursor, Mark
-from bushel._src.graph.skips import Skips
-from bushel._src.graph.state_fields import State, read_count
+from bushel._src.graph.cursors import Cursor, GroupCursor, Mark, Skips, State, read_count
 from bushel._src.graph.streams import OneParent, Opener, Ordered
-from bushel._src.index import words
+from bushel._src.index import int64
 from bushel._src.index.packing import Bins, Layout, layout, too_long
 
 
@@ -49,7 +47,7 @@ class Pack(OneParent, Ordered):
         checks.seed(self.seed)
         if self.max_sequences_per_bin is not None:
             checks.positive(self.max_sequences_per_bin, "max_sequences_per_bin")
-        features = Features(self)
+        features = PackedFeatures(self)
         group = self.shuffle_bins_group_by_feature
         if group is not None and group not in features.struct:
             raise ValueError(
@@ -58,7 +56,7 @@ class Pack(OneParent, Ordered):
 
     def open(self, opener: Opener) -> Cursor:
         # Tokens are copied into rows. Entries that are kept in lists are handed on without a copy.
-        copied = not Features(self).loose
+        copied = not PackedFeatures(self).loose
         return _PackCursor(opener.open(self.parent, copied=copied), self, opener.skips)
 
     def call(self) -> str:
@@ -66,7 +64,7 @@ class Pack(OneParent, Ordered):
         return f"pipe({name}, length_struct={dict(self.length_struct)}, num_packing_bins={self.num_packing_bins})"
 
 
-class Features:
+class PackedFeatures:
     """The sequences of an element: which there are, how long their rows are, and how to take them out of elements."""
 
     def __init__(self, node: Pack):
@@ -202,7 +200,7 @@ class _PackCursor(GroupCursor[Pack]):
 
     def __init__(self, parent: Cursor, node: Pack, skips: Skips | None):
         super().__init__(parent, node, skips, extra=0)
-        self.features = Features(node)
+        self.features = PackedFeatures(node)
 
     def pull(self, count: int) -> Block:
         rows = self.next_rows(count)
@@ -316,7 +314,7 @@ def _sort_by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
     """Rows by the mean of the different values other than zero in each, those of one mean as they were shuffled."""
     means = []
     for row in values:
-        different, _ = words.find_distinct(row)
+        different, _ = int64.find_distinct(row)
         count = np.count_nonzero(different)
         means.append(np.sum(different) / count if count else 0.0)
     return np.lexsort((shuffled, means))

@@ -12,13 +12,12 @@ import numpy as np
 
 from bushel._src.base import blocks, checks
 from bushel._src.base.blocks import Block, Columns
-from bushel._src.base.contract import optional
-from bushel._src.base.state_names import in_states
+from bushel._src.base.state_names import in_states, overridable
 from bushel._src.base.transforms import DatasetSelectionMap, short_name
 from bushel._src.graph.many_plans import find_each, plan_each, plan_many
 from bushel._src.graph.node import Epochs, FindMany, MadeOf, Moved, Plan, PlanMany, SeveralParents, call_for_each
-from bushel._src.index import epochs, mix, shuffle, words
-from bushel._src.index.many_shuffles import ManyShuffles
+from bushel._src.index import epochs, int64, mix, shuffle
+from bushel._src.index.shuffle import ManyShuffles
 
 _FEW_PARENTS = 16
 
@@ -204,7 +203,7 @@ class Select(SeveralParents):
     moves = True
 
     @property
-    @optional
+    @overridable
     def whole_epochs(self) -> bool:
         """Whether one epoch has exactly one epoch of each parent; by default not."""
         return False
@@ -218,7 +217,7 @@ class Select(SeveralParents):
         """How long the parents are."""
         return tuple(part.length for part in self.parts)
 
-    @optional
+    @overridable
     def plan(self, indices: np.ndarray) -> Plan:
         """By default all that follows from the indices is worked out at once."""
         return self.route(indices)
@@ -303,7 +302,7 @@ class SelectByUser(Select):
 
     def choose(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         pairs = call_for_each(self._choose_one, indices.tolist(), self.call())
-        return words.array([which for which, _ in pairs]), words.array([position for _, position in pairs])
+        return int64.array([which for which, _ in pairs]), int64.array([position for _, position in pairs])
 
     def _choose_one(self, index: int) -> tuple[int, int]:
         which, position = self.selection_map[index]

@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Protocol
 
 from bushel._src.base import checks
-from bushel._src.base.contract import optional
-from bushel._src.base.options import DatasetOptions, MultiprocessingOptions, RayOptions, ReadOptions, WorkerOptions
-from bushel._src.base.sharding import jax_process
-from bushel._src.base.state_names import in_states
-from bushel._src.graph.cursors import Cursor
+from bushel._src.base.options import (
+    DatasetOptions,
+    MultiprocessingOptions,
+    RayOptions,
+    ReadOptions,
+    WorkerOptions,
+    jax_process,
+)
+from bushel._src.base.state_names import in_states, overridable
+from bushel._src.graph.cursors import Cursor, Skips
 from bushel._src.graph.node import MapNode, Node
-from bushel._src.graph.skips import Skips
 
 
 class Opener(Protocol):
@@ -60,7 +64,7 @@ class StreamNode(Node):
     """A node that can only be read in order."""
 
     @property
-    @optional
+    @overridable
     def length(self) -> int | None:
         """How many elements the stream has if no element is missing; None where that is not known without reading."""
         return None
@@ -118,7 +122,7 @@ class OneParent(StreamNode):
         return (self.parent,)
 
     @property
-    @optional
+    @overridable
     def length(self) -> int | None:
         """By default that of the parent where it `keeps_length`; otherwise it is not known."""
         return self.parent.length if self.keeps_length else None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bushel._src.base.checks import INFINITE
-from bushel._src.index import words
+from bushel._src.index import int64
 
 _TABULATED = 1 << 21
 """Periods up to this length are worked out once and looked up from then on. A thousand parts take 30 ms, ten thousand
@@ -52,14 +52,14 @@ def mixed(k: Any, weights: Sequence[int], xp: ModuleType = np) -> tuple[Any, Any
     weights, total = _reduce(tuple(weights))
     if xp is not np and total > 1 << 15:
         raise ValueError(f"Under JAX a mixture has 32-bit words: weights must sum to at most 2**15, got {total}.")
-    period, low = words.split(k, total, to=total) if xp is np else divmod(k, total)
+    period, low = int64.split(k, total, to=total) if xp is np else divmod(k, total)
     if xp is np and total <= _TABULATED:
         table, ranks, shares = _table(weights)
         which, inside = table[low], ranks[low]
         return which.astype(np.int64), period * shares[which] + inside
     which, share, inside = _recurrence(low, weights, xp)
     index = period * share + inside
-    return (words.narrowed(which), index) if xp is np else (which, index)
+    return (int64.narrowed(which), index) if xp is np else (which, index)
 
 
 @functools.lru_cache(maxsize=64)
@@ -124,7 +124,7 @@ def concatenated(i: Any, sizes: np.ndarray, ends: np.ndarray) -> tuple[Any, Any]
     `sizes` are the lengths of the parts as int64, and `ends` their running sum. The caller keeps both: to make them for
     each call would cost far more than the rest, if there are many parts.
     """
-    epoch, position = words.split(i, int(ends[-1]), to=int(ends[-1]))
+    epoch, position = int64.split(i, int(ends[-1]), to=int(ends[-1]))
     which = np.searchsorted(ends, position, side="right")
     index = position - (ends - sizes)[which] + epoch * sizes[which]
     return which, index

@@ -19,7 +19,7 @@ STRATEGIES = ("first_fit", "best_fit")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Placement:
+class SequencePositions:
     """Where sequences go: one entry per sequence, in the order in which they came.
 
     `rows` numbers the rows through; `starts` has shape (sequences, features); `segments` counts the sequences of a
@@ -174,7 +174,7 @@ class Bins:
         """The first of the rows with least room among those where it fits."""
         return int(np.where(fits, free, _MANY).argmin())
 
-    def placement(self) -> Placement:
+    def placement(self) -> SequencePositions:
         """Where the sequences placed so far went."""
         rows = np.array(self._rows, dtype=np.int64)
         takes = np.array(self._lengths, dtype=np.int64)
@@ -186,7 +186,7 @@ class Bins:
         segments, starts = np.empty_like(rows), np.empty(takes.shape[::-1], dtype=np.int64)
         segments[order] = np.arange(len(rows)) - firsts + 1
         starts[order] = (before - before[:, firsts]).T
-        return Placement(rows, starts, segments)
+        return SequencePositions(rows, starts, segments)
 
 
 _MANY = np.iinfo(np.int64).max
@@ -220,7 +220,7 @@ def fit(
     strategy: str = "first_fit",
     alignments: Sequence[int] | np.ndarray | None = None,
     most: int | None = None,
-) -> Placement:
+) -> SequencePositions:
     """Places all sequences, `bins` rows at a time: where one fits in none of them, new ones are begun with it.
 
     >>> fit(np.array([[6], [7], [4], [3], [1]]), [10], 2).rows.tolist()
@@ -234,7 +234,7 @@ def fit(
             "Truncate it, or make rows longer."
         )
     columns = lengths.T.tolist() if lengths.shape[1] == 1 else lengths.T
-    parts: list[Placement] = []
+    parts: list[SequencePositions] = []
     first = row = 0
     while first < len(lengths):
         group = Bins(capacities, bins, strategy=strategy, alignments=alignments, most=most)
@@ -244,14 +244,14 @@ def fit(
         row += group.used
     if not parts:
         parts.append(Bins(capacities, bins).placement())
-    return Placement(*(np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES))
+    return SequencePositions(*(np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES))
 
 
-_NAMES = [field.name for field in dataclasses.fields(Placement)]
+_NAMES = [field.name for field in dataclasses.fields(SequencePositions)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pieces(Placement):
+class PiecePositions(SequencePositions):
     """Where pieces of sequences go: of which sequence, from where in it, how much of it.
 
     `offsets` and `sizes` have shape (pieces, features), as `starts`.
@@ -262,7 +262,7 @@ class Pieces(Placement):
     sizes: np.ndarray
 
 
-def concat_split(lengths: np.ndarray, capacities: Sequence[int] | np.ndarray) -> Pieces:
+def concat_split(lengths: np.ndarray, capacities: Sequence[int] | np.ndarray) -> PiecePositions:
     """Sequences one after the other, cut where a row is full; only the last row may have room left.
 
     With several features a row ends when the first of them is full; the others then have room left.
@@ -299,7 +299,7 @@ def concat_split(lengths: np.ndarray, capacities: Sequence[int] | np.ndarray) ->
     )
 
 
-def _concat_split_one(lengths: np.ndarray, capacity: int) -> Pieces:
+def _concat_split_one(lengths: np.ndarray, capacity: int) -> PiecePositions:
     """The same for one feature, by arithmetic alone."""
     ends = np.cumsum(lengths)
     begins = ends - lengths
@@ -318,9 +318,9 @@ def _concat_split_one(lengths: np.ndarray, capacity: int) -> Pieces:
 
 def _pieces(
     rows: np.ndarray, starts: np.ndarray, sequences: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
-) -> Pieces:
+) -> PiecePositions:
     segments = np.arange(len(rows)) - np.searchsorted(rows, rows) + 1
-    return Pieces(rows, starts, segments, sequences, offsets, sizes)
+    return PiecePositions(rows, starts, segments, sequences, offsets, sizes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

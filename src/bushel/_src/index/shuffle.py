@@ -1,8 +1,6 @@
-"""Shuffles as arithmetic: a keyed permutation of [0, length) that is computed, not stored.
+"""Orders of an epoch as arithmetic: keyed permutations of [0, length), and orders that follow values.
 
-The permutation is Grain's: a Feistel cipher with the round function of SIMON on the smallest even number of
-bits (at least 16) that holds every index, walked until the value falls below the length. Below 2**16 records
-the walk is long, so there a whole epoch is tabulated at once and kept (`epoch_table`).
+They are computed, not stored, also for many data sets at once. Weighted draws and sorted epochs follow values.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from bushel._src.base.public import public
-from bushel._src.index import small_domain, words
+from bushel._src.index import cipher16, int64
 
 ROUNDS = 4
-SMALL = small_domain.SIZE
+SMALL = cipher16.SIZE
 """Below this length an epoch is tabulated. It is also the cipher's smallest domain."""
 
 SEED_LIMIT = 1 << 32
@@ -41,14 +39,14 @@ def shuffle(i: Any, *, length: int, seed: int) -> np.ndarray:
     [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
     """
     if i.size <= _FEW:
-        return words.array([_shuffle_one(n, length, seed) for n in i.tolist()])
-    epoch, position = words.split(i, length, to=length)
+        return int64.array([_shuffle_one(n, length, seed) for n in i.tolist()])
+    epoch, position = int64.split(i, length, to=length)
     first = int(epoch[0])
     if (epoch == first).all():
         shuffled = permute(position, length=length, seed=(seed + first) & _WORD)
         return shuffled + first * length if epoch.dtype != object else shuffled.astype(object) + first * length
     shuffled = np.empty_like(position)
-    for number in words.find_distinct(epoch)[0].tolist():
+    for number in int64.find_distinct(epoch)[0].tolist():
         here = epoch == number
         shuffled[here] = permute(position[here], length=length, seed=(seed + number) & _WORD)
     return shuffled + epoch * length
@@ -60,7 +58,7 @@ def window_shuffle(i: Any, *, length: int, window: int, seed: int) -> np.ndarray
     >>> window_shuffle(np.arange(8), length=8, window=3, seed=1).tolist()
     [1, 2, 0, 3, 5, 4, 6, 7]
     """
-    epoch, position = words.split(i, length, to=length)
+    epoch, position = int64.split(i, length, to=length)
     number, offset = np.divmod(position, window)
     whole = length - length % window
     sizes = np.where(position < whole, window, length - whole)
@@ -283,7 +281,7 @@ def find_table(length: int, seed: int) -> np.ndarray | None:
 def walk_one(x: int, keys: Sequence[int], half: int, length: int) -> int:
     """`encrypt` until below the length, for one Python integer, written out: it serves single accesses."""
     if half == 8 and len(keys) == ROUNDS:
-        return small_domain.walk_one(x, keys, length)
+        return cipher16.walk_one(x, keys, length)
     mask = (1 << half) - 1
     by_1, by_8, by_2 = half - 1, half - 8, half - 2
     while True:
@@ -312,7 +310,7 @@ class _EpochTables:
         return self._tables.get((length, seed))
 
     def make(self, length: int, seed: int) -> np.ndarray:
-        table = small_domain.make_table(_scalar_keys(seed, ROUNDS), length)
+        table = cipher16.make_table(_scalar_keys(seed, ROUNDS), length)
         with self._lock:
             if (length, seed) not in self._tables:  # another thread may have made it meanwhile
                 self._tables[length, seed] = table
@@ -413,3 +411,143 @@ def _likely_steps(count: int, length: int) -> int:
     """How many steps more than the first one bring all of `count` values below the length, in nine of ten cases."""
     outside = 1 - length / (1 << 2 * half_bits(length))
     return 1 if outside <= 0 else min(STEPS_PER_TURN, math.ceil(math.log(10 * max(1, count)) / -math.log(outside)))
+
+
+_FEW_SMALL = 60  # the same for lengths below 2**16
+_STEPS = 8  # so many steps of all values cost less than to look which values have arrived
+
+
+class ManyShuffles:
+    """Shuffles of `lengths[n]` elements by `seeds[n]`, computed for indices of all of them in one call.
+
+    >>> both = ManyShuffles([10, 70_000], [42, 1])
+    >>> both.shuffle(np.array([0, 1, 0]), np.array([3, 3, 13])).tolist()
+    [9, 69474, 11]
+    """
+
+    def __init__(self, lengths: Sequence[int], seeds: Sequence[int]):
+        self._lengths, self._seeds = np.array(lengths), np.array(seeds)
+        self._halves = np.array([half_bits(length) for length in lengths], dtype=np.uint64)
+
+    def shuffle(self, which: np.ndarray, i: np.ndarray) -> np.ndarray:
+        """Position `i[n]` of shuffle `which[n]` -> the shuffled position; both are int64 arrays of one length."""
+        rows = int64.group(which)
+        if len(which) > _FEW * len(rows):
+            found = np.empty_like(i)
+            for number, here in rows.items():
+                length, seed = int(self._lengths[number]), int(self._seeds[number])
+                found[here] = shuffle(i[here], length=length, seed=seed)
+            return found
+        return self._shuffle_each(which, i)
+
+    def _shuffle_each(self, which: np.ndarray, i: np.ndarray) -> np.ndarray:
+        lengths = self._lengths[which]
+        epoch, position = np.divmod(i, lengths)
+        seeds = (self._seeds[which] + epoch) & 0xFFFFFFFF
+        shuffled = np.empty_like(position)
+        rows = []  # those for which there is no table
+        for row, (length, seed, place) in enumerate(zip(lengths.tolist(), seeds.tolist(), position.tolist())):
+            table = find_table(length, seed) if length < SMALL else None
+            if table is None:
+                rows.append(row)
+            else:
+                shuffled[row] = table[place]
+        if rows:
+            halves = self._halves[which]
+            without_table = np.zeros(len(which), dtype=bool)
+            without_table[rows] = True
+            if (here := np.flatnonzero(without_table & (halves == 8))).size:
+                shuffled[here] = _walk_small(position[here], lengths[here], seeds[here])
+            if (here := np.flatnonzero(without_table & (halves > 8))).size:
+                shuffled[here] = _walk(position[here], lengths[here], seeds[here], halves[here])
+        return shuffled + epoch * lengths
+
+
+def _walk(position: np.ndarray, lengths: np.ndarray, seeds: np.ndarray, halves: np.ndarray) -> np.ndarray:
+    """The cipher of each seed, again and again until the value falls below the length."""
+    keys = np.stack(_keys_of(seeds))
+    limits, x = lengths.astype(np.uint64), position.astype(np.uint64)
+    walked = np.empty_like(position)
+    rows = np.arange(len(position))
+    while rows.size > _FEW:
+        x = encrypt(x, keys, halves)  # type: ignore[arg-type]
+        outside = np.flatnonzero(x >= limits)
+        walked[rows] = x.view(np.int64)  # a row that is outside is written again
+        if outside.size < rows.size:
+            rows, x, keys, limits, halves = (
+                rows[outside],
+                x[outside],
+                keys[:, outside],
+                limits[outside],
+                halves[outside],
+            )
+    columns = zip(rows.tolist(), x.tolist(), keys.T.tolist(), halves.tolist(), limits.tolist(), strict=True)
+    for row, value, its_keys, half, limit in columns:
+        walked[row] = walk_one(value, its_keys, half, limit)
+    return walked
+
+
+def _walk_small(position: np.ndarray, lengths: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """`_walk` for lengths below 2**16, where a step is two look-ups in a table."""
+    keys = [key.view(np.int64) for key in _keys_of(seeds)]
+    table = cipher16.two_rounds()
+
+    def step(x: np.ndarray, before: np.ndarray, between: np.ndarray, after: np.ndarray) -> np.ndarray:
+        return table.take(table.take(x ^ before) ^ between) ^ after
+
+    parts = np.stack(cipher16.split_keys(keys))
+    walked = step(position, *parts)
+    rows = np.flatnonzero(walked >= lengths)
+    while rows.size > _FEW_SMALL:
+        x, own_parts, limits = walked[rows], parts[:, rows], lengths[rows]
+        for _ in range(_STEPS):
+            x = np.where(x >= limits, step(x, *own_parts), x)
+        walked[rows] = x
+        rows = rows[x >= limits]
+    for row, own_keys in zip(rows.tolist(), np.stack(keys)[:, rows].T.tolist(), strict=True):
+        walked[row] = cipher16.walk_one(int(walked[row]), own_keys, int(lengths[row]))
+    return walked
+
+
+def _keys_of(seeds: np.ndarray) -> list[np.ndarray]:
+    return [key.astype(np.uint64) for key in round_keys(seeds.astype(np.uint32), ROUNDS, np)]
+
+
+def drawn(offsets: np.ndarray, heights: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
+    """Places in an epoch of draws -> what is drawn, in proportion to weights whose running sum is `heights`.
+
+    The epoch's draws are spread evenly over the weights, then shuffled. So an entry with a share of s of all weights
+    comes floor(s * n) or ceil(s * n) times in every epoch of n draws.
+    """
+    count = len(heights)
+    stratum = permute(offsets, length=count, seed=(seed + epoch) & _WORD)
+    within = _generator(seed, epoch).random()
+    points = (stratum + within) * (heights[-1] / count)
+    last = np.searchsorted(heights, heights[-1])  # rounding may not take a point past the last entry with a weight
+    return np.minimum(np.searchsorted(heights, points, side="right"), last)
+
+
+def weighted_order(weights: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
+    """All entries with a weight above zero, once each, heavy ones early: as if drawn one by one without replacement."""
+    there = np.flatnonzero(weights)
+    # An exponential clock for each entry, as fast as its weight: they ring in the order of such draws.
+    clocks = _generator(seed, epoch).standard_exponential(len(weights))[there] / weights[there]
+    return there[np.argsort(clocks, kind="stable")]
+
+
+def sorted_order(values: np.ndarray, *, noise: float, seed: int, epoch: int) -> np.ndarray:
+    """Entries by value, small ones first; `noise` from 0 (sorted) to 1 (shuffled) says how much chance is in it.
+
+    An entry's key is its rank as a fraction, weighed by 1 - noise, and a random fraction, weighed by noise.
+    """
+    order = np.argsort(values, kind="stable")
+    if not noise:
+        return order
+    keys = np.empty(len(values))
+    keys[order] = np.arange(len(values)) / max(1, len(values))
+    keys = (1 - noise) * keys + noise * _generator(seed, epoch).random(len(values))
+    return np.argsort(keys, kind="stable")
+
+
+def _generator(seed: int, epoch: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=(seed & _WORD) | (epoch & ((1 << 96) - 1)) << 32))

@@ -14,11 +14,11 @@ from bushel._src.base.progress import Progress, Shown
 from bushel._src.datasets.base_dataset import wrap
 from bushel._src.datasets.dataset import IterDataset, MapDataset
 from bushel._src.datasets.performance import measure_bytes
-from bushel._src.engine.figures import count_cores, format_size
+from bushel._src.engine.measurements import count_cores, format_size
 from bushel._src.engine.report import Report
 from bushel._src.graph.node import Node, replace_parents
 from bushel._src.graph.streams import Ahead
-from bushel._src.reporting.history import History
+from bushel._src.reporting.report_server import History
 
 ENOUGH = 0.95
 RULE = f"the smallest number of workers with at least {ENOUGH:.0%} of the highest rate"

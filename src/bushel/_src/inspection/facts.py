@@ -1,13 +1,19 @@
-"""What is known of a data set: plain data, which `text.py` prints and `--json` writes."""
+"""What is known of a data set: as plain data, which `--json` writes, and as text for a terminal."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from bushel._src.base import tables
+from bushel._src.engine.measurements import format_size
+from bushel._src.graph import graph_text
 
 _BINS = 10
 _LOG_RATIO = 100
@@ -26,7 +32,7 @@ class FileFacts:
 
 
 @dataclasses.dataclass
-class Column:
+class EntryFacts:
     """One entry of a record: its path, its type, and what else is known of it."""
 
     name: str
@@ -95,7 +101,7 @@ class Facts:
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
     splits: dict[str, int] = dataclasses.field(default_factory=dict)
     files: list[FileFacts] = dataclasses.field(default_factory=list)
-    schema: list[Column] = dataclasses.field(default_factory=list)
+    schema: list[EntryFacts] = dataclasses.field(default_factory=list)
     steps: list[dict[str, str]] = dataclasses.field(default_factory=list)
     histograms: list[Histogram] = dataclasses.field(default_factory=list)
     damage: list[str] = dataclasses.field(default_factory=list)
@@ -112,7 +118,7 @@ class Facts:
         return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, [], {}, "")}
 
 
-def list_columns(element: Any, path: str = "") -> Iterator[Column]:
+def list_columns(element: Any, path: str = "") -> Iterator[EntryFacts]:
     """The leaves of an element as columns: their paths, joined by "/", and their types.
 
     >>> [(column.name, column.type) for column in list_columns({"a": {"b": np.zeros(3)}, "c": "text"})]
@@ -126,16 +132,18 @@ def list_columns(element: Any, path: str = "") -> Iterator[Column]:
             yield from list_columns(value, f"{path}/{number}" if path else str(number))
     elif isinstance(element, list) and element and all(isinstance(value, bytes) for value in element):
         kind = name_bytes(element[0])
-        yield Column(path, "bytes" if len(element) == 1 else f"bytes[{len(element)}]", "" if kind == "bytes" else kind)
+        yield EntryFacts(
+            path, "bytes" if len(element) == 1 else f"bytes[{len(element)}]", "" if kind == "bytes" else kind
+        )
     elif isinstance(element, bytes):
         kind = name_bytes(element)
-        yield Column(path, "bytes", "" if kind == "bytes" else kind)
+        yield EntryFacts(path, "bytes", "" if kind == "bytes" else kind)
     elif isinstance(element, (np.str_, np.bytes_)):
-        yield Column(path, "str" if isinstance(element, np.str_) else "bytes")
+        yield EntryFacts(path, "str" if isinstance(element, np.str_) else "bytes")
     elif (dtype := getattr(element, "dtype", None)) is not None:
-        yield Column(path, f"{dtype}{list(getattr(element, 'shape', ())) or ''}")
+        yield EntryFacts(path, f"{dtype}{list(getattr(element, 'shape', ())) or ''}")
     else:
-        yield Column(path, "null" if element is None else type(element).__name__)
+        yield EntryFacts(path, "null" if element is None else type(element).__name__)
 
 
 _BEGINNINGS = (
@@ -174,3 +182,108 @@ def name_bytes(data: bytes) -> str:
             return "bytes"
         text = data[: error.start].decode()
     return "text" if text and all(sign.isprintable() or sign in "\r\n\t" for sign in text) else "bytes"
+
+
+_MOST_FILES = 12
+_MOST_COLUMNS = 60
+_BAR = "▏▎▍▌▋▊▉█"
+
+
+def describe(facts: Facts, *, width: int | None = None) -> str:
+    """The facts as paragraphs and tables.
+
+    Args:
+      facts: what is known.
+      width: of the terminal, in columns; by default that of this one.
+    """
+    columns = width or shutil.get_terminal_size().columns
+    return "\n\n".join(filter(None, _list_parts(facts, columns, width))) + "\n"
+
+
+def _list_parts(facts: Facts, columns: int, width: int | None) -> Iterator[str]:
+    yield "\n".join([facts.target, *_list_lines(facts)])
+    if facts.splits:
+        yield tables.as_text(("split", facts.unit), [(name, f"{count:,}") for name, count in facts.splits.items()])
+    if facts.steps:
+        steps = graph_text.Description(tuple((step["step"], step["length"], step["element"]) for step in facts.steps))
+        yield steps.as_text(width or tables.find_width())
+    if facts.schema:
+        rows = [(column.name or "(the array)", column.type, column.note) for column in facts.schema[:_MOST_COLUMNS]]
+        text = tables.as_text(("entry", "type", ""), [_cut(row, columns) for row in rows], left=3)
+        more = len(facts.schema) - len(rows)
+        yield text + (f"\n... and {more:,} more" if more else "")
+    if len(facts.files) > 1 or any(file.error for file in facts.files):
+        yield _show_files(facts.files, facts.unit)
+    for histogram in facts.histograms:
+        yield show_histogram(histogram, columns)
+    if facts.damage:
+        yield "\n".join([f"Damage ({len(facts.damage)}):", *(f"  {line}" for line in facts.damage)])
+    if facts.notes:
+        yield "\n".join(facts.notes)
+
+
+def _list_lines(facts: Facts) -> list[str]:
+    lines = [("format", facts.format)]
+    if facts.count is not None:
+        lines.append((facts.unit, f"{facts.count:,}"))
+    if facts.files:
+        size = "" if facts.size_bytes is None else f", {format_size(facts.size_bytes)}"
+        lines.append(("files", f"{len(facts.files):,}{size}"))
+    lines += [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in facts.details.items()]
+    width = max(len(name) for name, _ in lines)
+    return [f"  {name.ljust(width)}  {value}" for name, value in lines]
+
+
+def _cut(row: Sequence[str], columns: int) -> tuple[str, ...]:
+    most = max(20, columns // 2)
+    return tuple(cell if len(cell) <= most else cell[: most - 3] + "..." for cell in row)
+
+
+def _show_files(files: list[FileFacts], unit: str) -> str:
+    # Files that cannot be read come first: they must not be among those that are left out.
+    shown = sorted(files, key=lambda file: not file.error)[:_MOST_FILES]
+    rows = [
+        (
+            file.name,
+            "" if file.records is None else f"{file.records:,}",
+            "" if file.size_bytes is None else format_size(file.size_bytes),
+            "damaged" if file.error else "",
+        )
+        for file in shown
+    ]
+    more = len(files) - len(shown)
+    return tables.as_text(("file", unit, "size", ""), rows) + (f"\n... and {more:,} more" if more else "")
+
+
+def show_histogram(histogram: Histogram, columns: int = 80) -> str:
+    """A histogram with one line per bin.
+
+    >>> print(show_histogram(Histogram("steps", [1, 2, 3], [2, 4]), 40))
+    steps
+      1  ████████████▌             2
+      2  █████████████████████████ 4
+    """
+    edges = [_short(edge) for edge in histogram.edges]
+    steps = [after - before for before, after in itertools.pairwise(histogram.edges)]
+    single = all(step == 1 for step in steps) and all(float(edge).is_integer() for edge in histogram.edges)
+    width = max(map(len, edges))
+    names = [
+        low.rjust(width) if single else f"{low.rjust(width)} to {high.rjust(width)}"
+        for low, high in itertools.pairwise(edges)
+    ]
+    most = max(histogram.counts, default=0) or 1
+    room = max(10, min(50, columns - len(names[0]) - 14))
+    lines = [f"  {name}  {_bar(count / most, room)} {count:,}" for name, count in zip(names, histogram.counts)]
+    return "\n".join([histogram.name, *lines])
+
+
+def _bar(share: float, room: int) -> str:
+    eighths = round(share * room * 8)
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + (_BAR[rest - 1] if rest else "")).ljust(room)
+
+
+def _short(number: float) -> str:
+    if float(number).is_integer() and abs(number) < 1e15:
+        return f"{int(number):,}"
+    return f"{number:.4g}"

@@ -15,13 +15,12 @@ from bushel._src.base.options import MultiprocessingOptions
 from bushel._src.base.progress import Progress, Shown
 from bushel._src.datasets.base_dataset import wrap
 from bushel._src.datasets.dataset import IterDataset, MapDataset
-from bushel._src.graph.portions import Limit, RepeatStream
-from bushel._src.sources.tf_example import decode_example
+from bushel._src.graph.limit_and_rebatch import Limit, RepeatStream
+from bushel._src.sources.protocol_buffers import decode_example
+from bushel._src.trajectory.config_values import ModuleSpec
+from bushel._src.trajectory.dataset_statistics import Quantiles, code_of, get_dataset_statistics
 from bushel._src.trajectory.episode_builder import EpisodeBuilder
-from bushel._src.trajectory.module_spec import ModuleSpec
-from bushel._src.trajectory.quantiles import Quantiles
 from bushel._src.trajectory.single_pass import is_endless
-from bushel._src.trajectory.statistics import code_of, get_dataset_statistics
 from bushel._src.view.padding import PaddingCounter, list_leaves, watch_padding
 from bushel._src.view.targets import as_dataset
 

@@ -17,10 +17,9 @@ from bushel._src.base.errors import StateMismatch
 from bushel._src.base.hints import explains_arguments
 from bushel._src.base.public import public
 from bushel._src.jit.common_transforms import MapTransform
-from bushel._src.jit.pytree import Static, build, is_array
-from bushel._src.jit.source import IndexedSource, IndexedState, Source, Tree, is_source
+from bushel._src.jit.source import IndexedSource, IndexedState, Source, Static, Tree, build, is_array, is_source
 from bushel._src.jit.uint32 import to_key, to_seed, to_uint32
-from bushel._src.state import envelope
+from bushel._src.state import state_forms
 
 _CHUNK_RECORDS = 1 << 16  # how many records scan_epoch locates at once
 _NUMBERS = ("seed", "epoch", "position")  # of a saved state, in the order of `IndexedState.numbers`
@@ -37,7 +36,7 @@ class LoaderState(NamedTuple):
     inner_state: Any
 
 
-class _Parts:
+class _LoaderParts:
     """The attribute `_parts` of a loader: its arrays, and everything else as structure. This makes it a pytree.
 
     JAX asks for the parts in every call of a compiled program, and compares the structure with that of the last call.
@@ -98,7 +97,7 @@ class DataLoader:
         if batch_transform is not None:
             self.source = MapTransform(functools.partial(_call_without_mask, batch_transform))(self.source)
 
-    _parts = _Parts()
+    _parts = _LoaderParts()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -123,7 +122,7 @@ class DataLoader:
         source = structure.unflatten(next(remaining) if each is None else each.value for each in constants)
         loader = build(cls, source=source, **{name: each.value for name, each in others})
         if isinstance(source, IndexedSource):
-            # `lower` puts descriptions of arrays in their place, which `_Parts` would take for constants.
+            # `lower` puts descriptions of arrays in their place, which `_LoaderParts` would take for constants.
             vars(loader)["_parts"] = tuple(arrays), static
         return loader
 
@@ -198,14 +197,14 @@ class DataLoader:
             "read in order."
         )
 
-    def iterate(self, state: LoaderState, *, steps: int | None = None) -> LoaderIterator:
+    def iterate(self, state: LoaderState, *, steps: int | None = None) -> CompiledIterator:
         """Return a Python iterator over (batch, mask), for an epoch or for `steps` batches.
 
         Its attribute `state` is the state after the last batch that it returned.
         """
         if steps is not None and steps < 0:
             raise ValueError(f"steps must not be negative, got {steps}.")
-        return LoaderIterator(self, state, self.steps_per_epoch if steps is None else steps)
+        return CompiledIterator(self, state, self.steps_per_epoch if steps is None else steps)
 
     def scan_epoch(self, state: Any, carry: Any, body_fn: Callable[..., Any], unroll: int | bool = 1) -> Any:
         """Run a whole epoch in one `jax.lax.scan`, with `body_fn(carry, batch, mask) -> (carry, output)` per batch.
@@ -232,7 +231,7 @@ class DataLoader:
         """
         source = self._require_indexed("to_host_state")
         _, epoch, position = _list_numbers(_check_state(self, state))
-        return envelope.seal_for_host({"next_index": epoch * source.length + position})
+        return state_forms.seal_for_host({"next_index": epoch * source.length + position})
 
     def from_host_state(self, state: Mapping[str, Any], key: Any = None) -> LoaderState:
         """Convert `iterator.get_state()` of the same pipeline on the host, with seed `key`, to a loader's state."""
@@ -276,7 +275,7 @@ def _register(cls: type[DataLoader]) -> None:
 _register(DataLoader)
 
 
-class LoaderIterator(Iterator[tuple[Tree, jax.Array]]):
+class CompiledIterator(Iterator[tuple[Tree, jax.Array]]):
     """Batches and masks, one by one. `state` is the state after the last batch that the iterator returned."""
 
     def __init__(self, loader: DataLoader, state: LoaderState, steps: int):

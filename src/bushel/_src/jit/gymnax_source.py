@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from bushel._src.base import checks
 from bushel._src.base.public import public
 from bushel._src.jit.compiled_loader import LoaderState
-from bushel._src.jit.pytree import Pytree, child, pytree_dataclass
-from bushel._src.jit.source import Tree
+from bushel._src.jit.source import Pytree, Tree, child, pytree_dataclass
 from bushel._src.jit.uint32 import to_key
 
 

@@ -18,19 +18,25 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from bushel._src.base import checks, trees
+from bushel._src.base import checks, rng, trees
 from bushel._src.base.public import public
-from bushel._src.index import seeds, shuffle
-from bushel._src.jit.pytree import child, pytree_dataclass, set_attributes
-from bushel._src.jit.record_order import Ordering, RecordOrder, make_order
-from bushel._src.jit.record_source import RecordSource
-from bushel._src.jit.source import Address, Tree, stack_spec
-from bushel._src.jit.transform_base import ElementTransform, check_callable
+from bushel._src.index import shuffle
+from bushel._src.jit.record_order import OrderedRecords, Ordering, RecordOrder, make_order
+from bushel._src.jit.source import (
+    Address,
+    ElementTransform,
+    Tree,
+    check_callable,
+    child,
+    pytree_dataclass,
+    set_attributes,
+    stack_spec,
+)
 
 
 @public("bushel.jit")
 @pytree_dataclass
-class DiskSource(RecordSource):
+class DiskSource(OrderedRecords):
     """Records that `sample_fn(number)` reads: from a disk, a database, or anywhere else.
 
     The compiled program makes one callback per batch. `sample_fn` runs on a thread of its own, one call at a time, and
@@ -130,7 +136,7 @@ class Reader:
         following = np.arange(position + 1, min(position + 1 + self._prefetch_size, self._length))
         if not self._shuffled or not following.size:
             return following.tolist()
-        epoch_seed = (seeds.derive([(seed, 1)]) + epoch) & 0xFFFFFFFF
+        epoch_seed = (rng.derive([(seed, 1)]) + epoch) & 0xFFFFFFFF
         return shuffle.permute(following, length=self._length, seed=epoch_seed).tolist()
 
     def _read_sample(self, number: int) -> Tree:

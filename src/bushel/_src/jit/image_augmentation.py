@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from bushel._src.base import checks, trees
 from bushel._src.base.public import public
 from bushel._src.jit.common_transforms import get_entry_spec, replace_entry
-from bushel._src.jit.source import Tree
-from bushel._src.jit.transform_base import ElementTransform
+from bushel._src.jit.source import ElementTransform, Tree
 
 
 class ImageAugmentation(ElementTransform):

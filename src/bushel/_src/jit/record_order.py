@@ -1,7 +1,4 @@
-"""The order in which records come: arithmetic from (seed, epoch, position) to the number of a record.
-
-An order holds no data besides its own parameters. The permutations themselves are in bushel._src.index.shuffle.
-"""
+"""The order of records: from (seed, epoch, position) to the number of a record. And sources in such an order."""
 
 from __future__ import annotations
 
@@ -13,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bushel._src.base import checks
+from bushel._src.base import checks, trees
 from bushel._src.index import mix, shuffle
-from bushel._src.jit.pytree import Pytree, child, pytree_dataclass
-from bushel._src.jit.source import EpochTables
-from bushel._src.jit.uint32 import LIMIT, derive_seed, multiply_divide
+from bushel._src.jit.source import Address, IndexedSource, PrecomputedEpochs, Pytree, Tree, child, pytree_dataclass
+from bushel._src.jit.uint32 import LIMIT, count_epochs, derive_seed, multiply_divide
 
 Ordering = Literal["sequential", "shuffle"]
 
@@ -46,7 +42,7 @@ class RecordOrder(Pytree, abc.ABC):
         """Compute what is worth computing once for `count` epochs from `epoch` on, or return None."""
 
     @abc.abstractmethod
-    def find_records(self, seed: Any, tables: EpochTables, epoch: Any, position: Any) -> jax.Array:
+    def find_records(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> jax.Array:
         """Return the numbers of the records at these positions, as int32."""
 
 
@@ -59,7 +55,7 @@ class Sequential(RecordOrder):
     def compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
         return None
 
-    def find_records(self, seed: Any, tables: EpochTables, epoch: Any, position: Any) -> jax.Array:
+    def find_records(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> jax.Array:
         return position.astype(jnp.int32)
 
 
@@ -74,7 +70,7 @@ class Shuffled(RecordOrder):
             return None
         return compute_permutations(self.length, derive_seed(seed) + epoch + jnp.arange(count, dtype=jnp.uint32))
 
-    def find_records(self, seed: Any, tables: EpochTables, epoch: Any, position: Any) -> jax.Array:
+    def find_records(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> jax.Array:
         if tables.tables is None:
             return shuffle.walk(position, length=self.length, seed=derive_seed(seed) + epoch, xp=jnp)
         return tables.tables[(epoch - tables.first).astype(jnp.int32), position].astype(jnp.int32)
@@ -91,7 +87,7 @@ class Filtered(RecordOrder):
     def compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
         return self.order.compute_tables(seed, epoch, count)
 
-    def find_records(self, seed: Any, tables: EpochTables, epoch: Any, position: Any) -> jax.Array:
+    def find_records(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> jax.Array:
         return self.kept[self.order.find_records(seed, tables, epoch, position)]
 
 
@@ -108,7 +104,7 @@ class Weighted(RecordOrder):
     def compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
         return None
 
-    def find_records(self, seed: Any, tables: EpochTables, epoch: Any, position: Any) -> jax.Array:
+    def find_records(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> jax.Array:
         # A permutation of the numbers below 2**31 draws no number twice in an epoch.
         seed = derive_seed(seed) + epoch
         draw = shuffle.walk(position, length=1 << 31, seed=seed, xp=jnp).astype(jnp.uint32) * 2
@@ -131,7 +127,7 @@ class Mixed(RecordOrder):
             # middle of one, so `count` epochs of the mixture touch at most `count` + 2 epochs of the part.
             first = self._find_part_epoch(number, epoch)
             tables = order.compute_tables(seed, first, count + 2)
-            parts.append(None if tables is None else EpochTables(first, tables))
+            parts.append(None if tables is None else PrecomputedEpochs(first, tables))
         return None if all(part is None for part in parts) else tuple(parts)
 
     def _find_part_epoch(self, number: int, epoch: Any) -> jax.Array:
@@ -145,7 +141,7 @@ class Mixed(RecordOrder):
         drawn = before - before * (remaining - weight) // remaining
         return multiply_divide(period, weight, self.orders[number].length, plus=drawn)[0]
 
-    def find_records(self, seed: Any, tables: EpochTables, epoch: Any, position: Any) -> jax.Array:
+    def find_records(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> jax.Array:
         total = sum(self.weights)
         period, within = multiply_divide(epoch, self.length, total, plus=position)
         which, count = mix.mixed(within.astype(jnp.int32), self.weights, xp=jnp)
@@ -155,7 +151,7 @@ class Mixed(RecordOrder):
                 period, self.weights[number], order.length, plus=jnp.where(which == number, count, 0)
             )
             part_tables = None if tables.tables is None else tables.tables[number]
-            part_tables = EpochTables(part_epoch, None) if part_tables is None else part_tables
+            part_tables = PrecomputedEpochs(part_epoch, None) if part_tables is None else part_tables
             records = order.find_records(seed, part_tables, part_epoch, part_position) + self.offsets[number]
             result = jnp.where(which == number, records, result)
         return result
@@ -232,3 +228,61 @@ def make_mixed_order(orders: Sequence[RecordOrder], offsets: Sequence[int], weig
         )
     length = mix.mixed_length([order.length for order in orders], integers)
     return Mixed(length, tuple(orders), tuple(offsets), integers)
+
+
+class OrderedRecords(IndexedSource):
+    """Records, one by one, in an order. A subclass says what a record is and how to read several."""
+
+    order: RecordOrder
+
+    @abc.abstractmethod
+    def get_record_spec(self) -> Tree:
+        """Return the shapes and dtypes of one record."""
+
+    @abc.abstractmethod
+    def read_records(self, address: Address) -> Tree:
+        """Return the records at an address with one axis, stacked."""
+
+    def __repr__(self) -> str:
+        order = type(self.order).__name__
+        return f"{type(self).__name__}({trees.describe(self.get_record_spec())}, length={self.length}, order={order})"
+
+    @property
+    def length(self) -> int:
+        return self.order.length
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def shards(self) -> int:
+        return self.order.shards
+
+    @property
+    def depth(self) -> int:
+        return 0
+
+    def get_specs(self) -> tuple[Tree, Any]:
+        return self.get_record_spec(), jax.ShapeDtypeStruct((), bool)
+
+    def count_record_epochs(self, count: int) -> int:
+        return count_epochs(count, self.length)
+
+    def find_record_epoch(self, epoch: Any, position: Any) -> Any:
+        return epoch
+
+    def compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
+        return self.order.compute_tables(seed, epoch, count)
+
+    def locate(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> Address:
+        records = self.order.find_records(seed, tables, epoch, position)
+        seed, epoch, position = (jnp.broadcast_to(part, records.shape) for part in (seed, epoch, position))
+        return Address(seed, epoch, position, records, jnp.ones(records.shape, bool))
+
+    def read_element(self, address: Address) -> tuple[Tree, jax.Array]:
+        value, mask = self.read_elements(address.reshape(1))
+        return jax.tree.map(lambda leaf: leaf[0], value), mask[0]
+
+    def read_elements(self, address: Address) -> tuple[Tree, jax.Array]:
+        return self.read_records(address), address.valid

@@ -1,20 +1,125 @@
-"""What a source is: the protocol that users implement, and the base of sources that compute any element directly.
+"""What a source is, and what a transform is: the protocol that users implement, and the bases of our own.
 
-record_source.py has the sources that own records, record_order.py the orders in which records come.
+Both are JAX pytrees: fields made with `child()` are traced, all other attributes are static.
 """
 
 from __future__ import annotations
 
 import abc
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+import dataclasses
+import functools
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, dataclass_transform, overload, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap
 
+from bushel._src.base import trees
 from bushel._src.base.public import public
-from bushel._src.jit.pytree import Pytree
-from bushel._src.jit.uint32 import to_seed, to_uint32
+from bushel._src.jit.uint32 import to_key, to_seed, to_uint32
+
+T = TypeVar("T")
+
+
+def child(**options: Any) -> Any:
+    """Declare a dataclass field that holds arrays, or objects that contain arrays.
+
+    `options` are those of `dataclasses.field`.
+    """
+    return dataclasses.field(metadata={"child": True}, **options)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, child))
+def pytree_dataclass(cls: type[T]) -> type[T]:
+    """Turn a subclass of `Pytree` into a frozen dataclass that is compared by identity.
+
+    A `__repr__` that the class or one of its bases defines is kept.
+    """
+    return dataclasses.dataclass(frozen=True, eq=False, repr=cls.__repr__ is object.__repr__)(cls)
+
+
+class Pytree:
+    """Base of the classes that JAX may take apart. Subclasses are registered with JAX when they are defined.
+
+    So a user's subclass of a source is a pytree too. Its own attributes are static: JAX compiles again when they
+    change.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        jax.tree_util.register_pytree_node(cls, _flatten, functools.partial(_unflatten, cls))
+
+
+@functools.cache
+def _list_children(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls) if field.metadata.get("child"))
+
+
+def _flatten(value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    children = _list_children(type(value))
+    static = tuple((name, Static(entry)) for name, entry in vars(value).items() if name not in children)
+    return tuple(getattr(value, name) for name in children), static
+
+
+def _unflatten(cls: type[T], static: tuple[Any, ...], children: Any) -> T:
+    # The constructor does not run: its checks need real arrays, and inside `jit` the children are tracers.
+    names = _list_children(cls)
+    return build(cls, **{name: entry.value for name, entry in static}, **dict(zip(names, children, strict=True)))
+
+
+def build(cls: type[T], **attributes: Any) -> T:
+    """Create an instance with these attributes without running its constructor."""
+    value = object.__new__(cls)
+    set_attributes(value, **attributes)
+    return value
+
+
+def set_attributes(value: Any, **attributes: Any) -> None:
+    """Set attributes of a frozen dataclass, for use in its own constructor."""
+    value.__dict__.update(attributes)
+
+
+class Static:
+    """A static value in the structure of a pytree.
+
+    Two of them are equal if they hold the same object, or objects of one type that are hashable and equal. JAX
+    compares structures to decide whether it must compile again, and values such as dicts cannot be hashed.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, Static):
+            return False
+        if self.value is other.value:
+            return True
+        if type(self.value) is not type(other.value) or not _is_hashable(self.value):
+            return False
+        return bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value) if _is_hashable(self.value) else id(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def is_array(value: Any) -> bool:
+    """Return whether JAX can take a leaf as an argument of a compiled program: an array, not a Python object."""
+    return isinstance(value, (jax.Array, np.ndarray, np.generic))
+
 
 Tree = Any
 
@@ -72,7 +177,7 @@ class Address(NamedTuple):
         return Address(*(part.reshape(shape) for part in self))
 
 
-class EpochTables(NamedTuple):
+class PrecomputedEpochs(NamedTuple):
     """What a record order computed in advance for the epochs from `first` on. It is never part of a checkpoint."""
 
     first: Any
@@ -153,7 +258,7 @@ class IndexedSource(Pytree, abc.ABC):
         """Compute what is worth computing once for `count` epochs of the records from `epoch` on, or return None."""
 
     @abc.abstractmethod
-    def locate(self, seed: Any, tables: EpochTables, epoch: Any, position: Any) -> Address:
+    def locate(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> Address:
         """Compute which records the elements at these positions are made of. This reads no data."""
 
     @abc.abstractmethod
@@ -186,9 +291,9 @@ class IndexedSource(Pytree, abc.ABC):
         tables = self.prepare_tables(seed, self.find_record_epoch(epoch, position), 1)
         return IndexedState(jnp.stack([seed, epoch, position]), tables.tables)
 
-    def prepare_tables(self, seed: Any, first: Any, count: int) -> EpochTables:
+    def prepare_tables(self, seed: Any, first: Any, count: int) -> PrecomputedEpochs:
         """Compute the tables for `count` elements, the first of them in epoch `first` of the records."""
-        return EpochTables(first, self.compute_tables(seed, first, self.count_record_epochs(count)))
+        return PrecomputedEpochs(first, self.compute_tables(seed, first, self.count_record_epochs(count)))
 
     def advance(self, state: IndexedState) -> IndexedState:
         """Return the state one element later."""
@@ -203,7 +308,7 @@ class IndexedSource(Pytree, abc.ABC):
 
     def locate_next(self, state: IndexedState) -> Address:
         """Compute which records the next element is made of."""
-        tables = EpochTables(self.find_record_epoch(state.epoch, state.position), state.tables)
+        tables = PrecomputedEpochs(self.find_record_epoch(state.epoch, state.position), state.tables)
         return self.locate(state.seed, tables, state.epoch, state.position)
 
     def next(self, state: IndexedState) -> tuple[Tree, jax.Array, IndexedState]:
@@ -271,3 +376,165 @@ def find_specs(source: Source) -> tuple[Tree, Any]:
     if get_specs is not None:
         return get_specs()
     return jax.eval_shape(lambda: source.next(source.init_state(jax.random.key(0)))[:2])
+
+
+class Transform(abc.ABC):
+    """A stage of a pipeline. `SomeTransform(...)(source)` and `SomeTransform(source, ...)` both return a source."""
+
+    @overload
+    def __new__(cls, source: Source, /, *args: Any, **options: Any) -> Source: ...  # type: ignore[overload-overlap]
+    @overload
+    def __new__(cls, *args: Any, inner: Source, **options: Any) -> Source: ...
+    @overload
+    def __new__(cls, *args: Any, **options: Any) -> Self: ...
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """Create a stage; or, if the first argument or `inner` is a source, apply the new stage to that source."""
+        if args and is_source(args[0]):
+            return cls(*args[1:], **options)(args[0])
+        if "inner" in options:
+            inner = options.pop("inner")
+            return cls(*args, **options)(inner)
+        return super().__new__(cls)
+
+    @abc.abstractmethod
+    def __call__(self, inner: Source) -> Source:
+        """Return a source that gives the elements of `inner`, transformed."""
+
+
+def check_callable(fn: Any, transform: Transform) -> None:
+    """Raise an error if the user gave `transform` something else than a function."""
+    if not callable(fn):
+        raise TypeError(f"{type(transform).__name__} takes a function, got {fn!r}.")
+
+
+class ElementTransform(Transform):
+    """A transform of one element at a time: of records before a `BatchTransform`, of batches after it."""
+
+    random: bool = False
+    """Whether `apply` needs random keys."""
+
+    @abc.abstractmethod
+    def apply(self, value: Tree, mask: jax.Array, keys: jax.Array | None) -> tuple[Tree, jax.Array]:
+        """Return the transformed element and its mask. If `random`, `keys` has one key for each entry of the mask."""
+
+    @abc.abstractmethod
+    def check(self, spec: Tree) -> None:
+        """Raise an error if the transform cannot take elements of this spec."""
+
+    def __call__(self, inner: Source) -> Source:
+        self.check(inner.element_spec())
+        source = TransformedSource(inner, self) if isinstance(inner, IndexedSource) else TransformedStream(inner, self)
+        source.element_spec()  # an error of the user's function is raised here, and not in the first step
+        return source
+
+
+def check_spec(spec: Tree, override: Tree, name: str) -> Tree:
+    """Return `spec`. Raise an error if the user gave an `element_spec_override` that differs from it."""
+    if override is None:
+        return spec
+    same = jax.tree.structure(spec) == jax.tree.structure(override) and all(
+        (a.shape, a.dtype) == (tuple(b.shape), b.dtype)
+        for a, b in zip(jax.tree.leaves(spec), jax.tree.leaves(override), strict=True)
+    )
+    if not same:
+        raise ValueError(
+            f"{name} returns {trees.describe(spec)}, but element_spec_override says {trees.describe(override)}. "
+            "Leave the override out: shapes and dtypes are inferred."
+        )
+    return spec
+
+
+@pytree_dataclass
+class TransformedSource(IndexedSource):
+    """The elements of an indexed source, each transformed."""
+
+    inner: IndexedSource = child()
+    transform: ElementTransform = child()
+
+    @property
+    def length(self) -> int:
+        return self.inner.length
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.inner.shape
+
+    @property
+    def shards(self) -> int:
+        return self.inner.shards
+
+    @property
+    def depth(self) -> int:
+        return 1 + self.inner.depth
+
+    def get_specs(self) -> tuple[Tree, Any]:
+        value, mask = self.inner.get_specs()
+        keys = (
+            jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.shape)) if self.transform.random else None
+        )
+        return jax.eval_shape(self.transform.apply, value, mask, keys)
+
+    def count_record_epochs(self, count: int) -> int:
+        return self.inner.count_record_epochs(count)
+
+    def find_record_epoch(self, epoch: Any, position: Any) -> Any:
+        return self.inner.find_record_epoch(epoch, position)
+
+    def compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
+        return self.inner.compute_tables(seed, epoch, count)
+
+    def locate(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> Address:
+        return self.inner.locate(seed, tables, epoch, position)
+
+    def read_element(self, address: Address) -> tuple[Tree, jax.Array]:
+        value, mask = self.inner.read_element(address)
+        return self.transform.apply(value, mask, self._make_keys(address))
+
+    def read_elements(self, address: Address) -> tuple[Tree, jax.Array]:
+        value, mask = self.inner.read_elements(address)
+        return jax.vmap(self.transform.apply)(value, mask, self._make_keys(address))
+
+    def _make_keys(self, address: Address) -> jax.Array | None:
+        return make_sample_keys(address, self.depth) if self.transform.random else None
+
+
+class StreamState(NamedTuple):
+    """The state of a transformed stream: the state of its source, and a key if the transform is random."""
+
+    inner_state: Any
+    key: Any = None
+
+
+@pytree_dataclass
+class TransformedStream(Pytree):
+    """The elements of a source that can only be read in order, each transformed."""
+
+    inner: Any = child()
+    transform: ElementTransform = child()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.inner.steps_per_epoch
+
+    def element_spec(self) -> Tree:
+        return self.get_specs()[0]
+
+    def get_specs(self) -> tuple[Tree, Any]:
+        value, mask = find_specs(self.inner)
+        keys = (
+            jax.eval_shape(lambda: jax.random.split(jax.random.key(0), mask.shape)) if self.transform.random else None
+        )
+        return jax.eval_shape(self.transform.apply, value, mask, keys)
+
+    def init_state(self, key: Any = None) -> StreamState:
+        own_key = jax.random.fold_in(to_key(key), 1) if self.transform.random else None
+        return StreamState(self.inner.init_state(key), own_key)
+
+    def next(self, state: StreamState) -> tuple[Tree, jax.Array, StreamState]:
+        value, mask, inner_state = self.inner.next(state.inner_state)
+        key, keys = state.key, None
+        if self.transform.random:
+            key, sample_key = jax.random.split(state.key)
+            keys = jax.random.split(sample_key, mask.shape)
+        value, mask = self.transform.apply(value, mask, keys)
+        return value, mask, StreamState(inner_state, key)

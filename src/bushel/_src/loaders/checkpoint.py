@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from bushel._src.state.handler import CheckpointHandler, on_create
+from bushel._src.state.checkpoint_files import CheckpointHandler, on_create
 
 __all__ = ["CheckpointHandler"]
 

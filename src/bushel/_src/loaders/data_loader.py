@@ -11,23 +11,21 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from bushel._src.base import checks, hints
 from bushel._src.base import transforms as tf
 from bushel._src.base.hints import explains_arguments
-from bushel._src.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
+from bushel._src.base.options import DatasetOptions, MultiprocessingOptions, NoSharding, ReadOptions, ShardOptions
 from bushel._src.base.public import public
-from bushel._src.base.sharding import NoSharding, ShardOptions
 from bushel._src.datasets.iterator import PipelineIterator
 from bushel._src.engine.report import Report
-from bushel._src.graph import legacy, loader_ops, show
+from bushel._src.graph import graph_text, loader_ops
 from bushel._src.graph.batch import BatchFn
-from bushel._src.graph.elementwise import FilterStream, MapStream
-from bushel._src.graph.leaves import Source
 from bushel._src.graph.node import Node
-from bushel._src.graph.ordered import BatchStream, FlatMapStream
-from bushel._src.graph.sampling import IndexSampler, Sampled, Sampler
+from bushel._src.graph.samplers import IndexSampler, Sampled, Sampler
+from bushel._src.graph.source_nodes import SourceNode
+from bushel._src.graph.stream_ops import BatchStream, FilterStream, FlatMapStream, MapStream
 from bushel._src.graph.streams import Ahead, Elements, StreamNode, WithOptions
 from bushel._src.sources.user_sources import as_source, check_source
-from bushel._src.state import envelope, files
-from bushel._src.state import loader as loader_state
-from bushel._src.state.loader import LoaderFacts
+from bushel._src.state import checkpoint_files, state_forms
+from bushel._src.state import state_forms as loader_state
+from bushel._src.state.state_forms import LoaderFacts
 
 T = TypeVar("T")
 logger = logging.getLogger("bushel")
@@ -83,7 +81,7 @@ class DataLoader(Generic[T]):
         *,
         data_source: Any,
         sampler: Sampler,
-        operations: Sequence[tf.Transformation | legacy.Operation] = (),
+        operations: Sequence[tf.Transformation | loader_ops.Operation] = (),
         worker_count: int | None = 0,
         worker_buffer_size: int = 1,
         shard_options: ShardOptions | None = None,
@@ -118,7 +116,7 @@ class DataLoader(Generic[T]):
             data_source=loader_state.source_text(data_source),
             shard=shard,
             one_to_one=all(isinstance(operation, (tf.Map, *_WITH_GENERATOR)) for operation in operations),
-            own_operation=_find_own_operation(node),
+            own_operation=_find_users_operation(node),
         )
         if enable_profiling:
             node = WithOptions(node, DatasetOptions(execution_tracking_mode="stage_timing"))
@@ -148,10 +146,10 @@ class DataLoader(Generic[T]):
             hints.raise_missing(self, "DataLoader", name, hints.LOADER)
 
     def __repr__(self) -> str:
-        return show.text(self._node)
+        return graph_text.text(self._node)
 
     def _repr_html_(self) -> str:
-        return show.describe(self._node)._repr_html_()
+        return graph_text.describe(self._node)._repr_html_()
 
 
 @public("bushel")
@@ -173,7 +171,7 @@ class DataLoaderIterator(Iterator[T]):
         self._data_loader = data_loader
         self._iterator: PipelineIterator[T] = PipelineIterator(data_loader._node)
         if state is not None:
-            with files.restored_by("validate_state=False to DataLoaderIterator"):
+            with checkpoint_files.restored_by("validate_state=False to DataLoaderIterator"):
                 self._restore(state, check=validate_state)
 
     def __iter__(self) -> Self:
@@ -185,9 +183,9 @@ class DataLoaderIterator(Iterator[T]):
     def get_state(self) -> bytes:
         """The position as JSON, with the identity of the loader under the key "bushel"."""
         position = self._iterator.get_state()
-        sealed = position.pop(envelope.KEY)
+        sealed = position.pop(state_forms.KEY)
         state = loader_state.to_grain_form(position, self._data_loader._facts)
-        return json.dumps({**state, envelope.KEY: sealed}).encode()
+        return json.dumps({**state, state_forms.KEY: sealed}).encode()
 
     def set_state(self, state: bytes, *, check: bool = True) -> None:
         """Goes to a position of this loader, or of the same one built elsewhere, or of Grain's.
@@ -200,13 +198,13 @@ class DataLoaderIterator(Iterator[T]):
 
     def _restore(self, state: dict[str, Any], *, check: bool) -> None:
         facts = self._data_loader._facts
-        if envelope.KEY not in state:
+        if state_forms.KEY not in state:
             position = loader_state.position_of(state, facts, check=check)
             with loader_state.reading_position(state):
                 self._iterator.set_state(position, check=check)
             return
         # A state of Bushel's has an identity, which says more than the names of sampler and source.
-        inner = envelope.unseal(state, self._iterator.identity, check=check)
+        inner = state_forms.unseal(state, self._iterator.identity, check=check)
         position = loader_state.position_of(inner, facts, check=False)
         with loader_state.reading_position(state):
             self._iterator.set_state(position, check=False)
@@ -228,13 +226,13 @@ class DataLoaderIterator(Iterator[T]):
         """Ends workers and threads. `next` raises ValueError afterwards; closing again does nothing."""
         self._iterator.close()
 
-    async def save(self, directory: files.AwaitingCreation) -> files.Later:
+    async def save(self, directory: checkpoint_files.AwaitingCreation) -> checkpoint_files.Later:
         """Writes the present state into a folder that Orbax creates."""
-        return files.write_later(directory, files.texts_of(self))
+        return checkpoint_files.write_later(directory, checkpoint_files.texts_of(self))
 
-    async def load(self, directory: files.Folder) -> files.Later:
+    async def load(self, directory: checkpoint_files.Folder) -> checkpoint_files.Later:
         """Restores a state that `save` wrote, of this loader or of Grain's."""
-        return files.restore_later(directory, self)
+        return checkpoint_files.restore_later(directory, self)
 
     def __enter__(self) -> Self:
         return self
@@ -303,7 +301,7 @@ def _build_pipeline(
     """Builds the nodes. Elements are records with metadata up to the last operation that needs it; then plain data."""
     needing = [number for number, operation in enumerate(operations) if _needs_metadata(operation)]
     last = needing[-1] + 1 if needing else 0
-    sampled = Sampled(Source(source), sampler, shard, as_records=last > 0)
+    sampled = Sampled(SourceNode(source), sampler, shard, as_records=last > 0)
     _check_length(sampled, source)
     node: StreamNode = Elements(sampled, read_options, allow_nones=True)
     for operation in operations[:last]:
@@ -315,7 +313,7 @@ def _build_pipeline(
     return node
 
 
-def _find_own_operation(node: Node) -> str | None:
+def _find_users_operation(node: Node) -> str | None:
     """The name of the last operation that the user wrote as a function on the iterator of records; None without one."""
     while not isinstance(node, loader_ops.Operate):
         if not node.parents:
@@ -336,7 +334,7 @@ def _check_length(sampled: Sampled, source: Any) -> None:
 
 
 def _needs_metadata(operation: Any) -> bool:
-    if isinstance(operation, (tf.Map, tf.Filter, tf.FlatMap, tf.Batch)) or type(operation) is legacy.BatchOperation:
+    if isinstance(operation, (tf.Map, tf.Filter, tf.FlatMap, tf.Batch)) or type(operation) is loader_ops.BatchOperation:
         return False
     if isinstance(operation, _WITH_GENERATOR) or (callable(operation) and not isinstance(operation, type)):
         return True
@@ -347,9 +345,9 @@ def _needs_metadata(operation: Any) -> bool:
 
 
 _LEGACY = {
-    legacy.MapOperation: (loader_ops.MapRecords, "map_function"),
-    legacy.RandomMapOperation: (loader_ops.RandomMapRecords, "random_map_function"),
-    legacy.FilterOperation: (loader_ops.FilterRecords, "condition_function"),
+    loader_ops.MapOperation: (loader_ops.MapRecords, "map_function"),
+    loader_ops.RandomMapOperation: (loader_ops.RandomMapRecords, "random_map_function"),
+    loader_ops.FilterOperation: (loader_ops.FilterRecords, "condition_function"),
 }
 """Grain's older operations that apply a function to each record. Nodes take their place, so that they can resume."""
 
@@ -367,7 +365,7 @@ def _apply_to_records(node: StreamNode, operation: Any) -> StreamNode:
             return loader_ops.FilterRecords(node, operation)
         case tf.FlatMap():
             return FlatMapStream(node, loader_ops.SplitRecords(operation))
-        case tf.Batch() | legacy.BatchOperation():
+        case tf.Batch() | loader_ops.BatchOperation():
             return _batch(node, operation, loader_ops.BatchRecords(operation.batch_fn))
         case _:
             return loader_ops.Operate(node, operation)

@@ -1,37 +1,257 @@
 """Hosts that share data, with a state that restores on another number of hosts.
 
-Hosts of a MapDataset are a view on one global position. `elastic_streams.py` has hosts that share the datasets of an
-interleave.
+They share positions of a MapDataset, or datasets of an interleave.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from bushel._src.base import checks
-from bushel._src.base.errors import StateMismatch
-from bushel._src.base.options import DatasetOptions, ReadOptions, WorkerOptions
+from bushel._src.base.checks import INFINITE
+from bushel._src.base.errors import StateMismatch, inside
+from bushel._src.base.options import DatasetOptions, ReadOptions, ShardOptions, WorkerOptions
 from bushel._src.base.public import public
-from bushel._src.base.sharding import ShardOptions
 from bushel._src.base.state_names import in_states
 from bushel._src.datasets.dataset import IterDataset, MapDataset
 from bushel._src.datasets.iterator import DatasetIterator, PipelineIterator, get_next_index
+from bushel._src.engine.opener import open_alone
 from bushel._src.engine.report import Report
-from bushel._src.graph.apply import MapWithIndex
-from bushel._src.graph.batch import Batch
-from bushel._src.graph.node import Epochs, MapNode
+from bushel._src.graph.batch import BatchElements
+from bushel._src.graph.cursors import State, read_count
+from bushel._src.graph.interleave import Interleave, check_entry, join_states, pick_entries, split_state
+from bushel._src.graph.limit_and_rebatch import RepeatStream
+from bushel._src.graph.map_ops import MapElementsWithIndex
+from bushel._src.graph.node import Epochs, MapNode, Node, replace_parents, skip_transparent
 from bushel._src.graph.origins import ElementOrigin
-from bushel._src.graph.reindex import Reindex
-from bushel._src.graph.state_fields import State, read_count
-from bushel._src.graph.streams import Ahead, Elements, StreamNode, WithOptions
+from bushel._src.graph.reindex import Reindex, Slice
+from bushel._src.graph.stream_ops import BatchStream, Elementwise
+from bushel._src.graph.streams import Ahead, Elements, SeedStream, StreamNode, WithOptions, options_of
 from bushel._src.index import epochs
-from bushel._src.loaders.elastic_streams import ElasticIterDatasetIterator
-from bushel._src.state import envelope, identity
+from bushel._src.state import identity, state_forms
+from bushel._src.state.checkpoint_files import SHARD_COUNT, SHARD_INDEX
+
+logger = logging.getLogger("bushel")
+
+
+class ElasticIterDatasetIterator(DatasetIterator[Any]):
+    """One host's batches of an interleave: host h of H reads datasets h, h + H, h + 2H ... of it.
+
+    It is the `base_iterator` of an `ElasticIterator` over an IterDataset; see there for the arguments.
+    """
+
+    _has_shard_states = True
+
+    def __init__(
+        self,
+        ds: IterDataset[Any],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions | None = None,
+        multiprocessing_options: WorkerOptions | None = None,
+        drop_remainder: bool = False,
+        options: DatasetOptions | None = None,
+    ):
+        super().__init__()
+        checks.not_negative(global_batch_size, "global_batch_size")
+        self._pipeline: StreamNode = ds._node
+        self._all_datasets, above = _find_interleave(self._pipeline)
+        self._shard_options = shard_options
+        self._datasets = _take_shard(self._all_datasets, shard_options)
+        stream: StreamNode = _with_interleave(self._pipeline, self._datasets)
+        if global_batch_size:
+            stream = BatchStream(stream, global_batch_size // shard_options.shard_count, drop_remainder)
+        if multiprocessing_options is not None:
+            stream = Ahead(stream, multiprocessing_options)
+        if options is not None:
+            stream = WithOptions(stream, options)
+        self._options = options_of(stream)
+        # What lies around the interleave's state in that of the whole stream: for each operation that counts its
+        # elements, from the last one to the first, the entry that holds the count.
+        counts = [node.count_key for node in above if isinstance(node, Elementwise) and node.count_key is not None]
+        self._counts = ["skipped", *counts] if self._options.on_error == "skip" else counts
+        self._identity = identity.identify(self._pipeline)
+        self._start_states: dict[int, State] = {}
+        self._iterator: PipelineIterator[Any] = PipelineIterator(stream, read_options)
+
+    @property
+    def shard_options(self) -> ShardOptions:
+        """Which host this is, and of how many."""
+        return self._shard_options
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        return next(self._iterator)
+
+    def get_state(self) -> State:
+        """The position of this host, for the same host of as many. See `get_shard_states` for another number."""
+        host = {SHARD_INDEX: self._shard_options.shard_index, SHARD_COUNT: self._shard_options.shard_count}
+        return state_forms.seal({**self._position(), **host}, self._identity)
+
+    def _position(self) -> State:
+        return state_forms.unseal(self._iterator.get_state(), [], check=False)
+
+    def set_state(self, state: State, *, check: bool = True) -> None:
+        """Goes to a position that the same host of as many has saved, with any global batch size."""
+        position = state_forms.unseal(state, self._identity, check=check)
+        index, count = position.pop(SHARD_INDEX, None), position.pop(SHARD_COUNT, None)
+        here = self._shard_options
+        if (index, count) not in ((None, None), (here.shard_index, here.shard_count)):
+            raise StateMismatch(
+                f"This state was saved by host {index} of {count}; this is host {here.shard_index} of "
+                f"{here.shard_count}, which reads other datasets. Restore what get_shard_states() returned on all "
+                "hosts with set_shard_states(); a checkpoint of Orbax has it, too.",
+                SHARD_INDEX if count == here.shard_count else SHARD_COUNT,
+            )
+        self._iterator.set_state(position, check=False)
+
+    def get_shard_states(self) -> dict[int, State]:
+        """The state of each dataset that this host reads, by its number in the whole interleave."""
+        position = self._position()
+        for _ in self._counts:
+            position = position["parent"]
+        entries = split_state(position, self._datasets.count, self._start_state)
+        numbers = range(self._shard_options.shard_index, self._all_datasets.count, self._shard_options.shard_count)
+        return {
+            number: state_forms.seal(entry, self._identity_of(number))
+            for number, entry in zip(numbers, entries, strict=True)
+        }
+
+    def set_shard_states(self, shard_states: Mapping[Any, Any], *, check: bool = True) -> None:
+        """Goes to the position that these states describe, whichever hosts have saved them.
+
+        Args:
+          shard_states: what `get_shard_states` returned: at least the states of the datasets that this host reads, and
+            those of others may be there, too. Numbers may have become texts, as in JSON.
+          check: False restores states of another pipeline as far as their form fits.
+        """
+        here = self._shard_options
+        picked = pick_entries(shard_states, here.shard_index, here.shard_count, self._all_datasets.count)
+        entries: list[State] = []
+        without_identity = 0
+        for number, entry in picked.items():
+            known = isinstance(entry, Mapping) and state_forms.KEY in entry
+            without_identity += not known
+            with inside(number):
+                expected = self._identity_of(number)
+                inner = state_forms.unseal(entry, expected, check=check and known, method="set_shard_states")
+                entries.append(check_entry(inner))
+        if without_identity and check:
+            logger.warning(
+                "%d of these shard states carry no identity (Grain wrote them): they are restored without a check.",
+                without_identity,
+            )
+        position = join_states(entries, self._datasets.cycle_length)
+        for key in reversed(self._counts):
+            position = {"parent": position, key: 0}  # counts begin again, as in Grain
+        self._iterator.set_state(position, check=False)
+
+    def _start_state(self, number: int) -> State:
+        """The state of one of this host's datasets before its first element."""
+        if number not in self._start_states:
+            stream = self._datasets.stream(number)
+            if stream is None:  # a filter has dropped it
+                return {}
+            cursor = open_alone(stream, self._options, None)
+            self._start_states[number] = cursor.get_state()
+            cursor.close()
+        return self._start_states[number]
+
+    def _identity_of(self, number: int) -> list[Any]:
+        """What a state of dataset `number` belongs to: that dataset and what is done to its elements.
+
+        The other datasets and the cycle length are no part of it.
+        """
+        parts = self._all_datasets.parts
+        dataset = identity.identify(parts if isinstance(parts, MapNode) else parts[number])
+
+        def after(node: Node) -> list[Any]:
+            node = skip_transparent(node)
+            if isinstance(node, Interleave):
+                return dataset
+            (parent,) = node.parents
+            return [*identity.identify_node(node), [after(parent)]]
+
+        return after(self._pipeline)
+
+    def start_prefetch(self) -> None:
+        self._iterator.start_prefetch()
+
+    def report(self) -> Report:
+        """Where the time went since the start: see `bushel.Report`."""
+        return self._iterator.report()
+
+    @property
+    def skipped(self) -> int:
+        return self._iterator.skipped
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            if "_iterator" in vars(self):
+                self._iterator.close()
+
+
+def _find_interleave(node: StreamNode) -> tuple[Interleave, list[Node]]:
+    """The interleave that a pipeline begins with, and the operations after it, from the last one to the first."""
+    above: list[Node] = []
+    found: Node = node
+    while not isinstance(found, Interleave):
+        if not found.transparent and not isinstance(found, (Elementwise, BatchStream, SeedStream)):
+            raise ValueError(_explain_refusal(found))
+        above.append(found)
+        (found,) = found.parents
+    if found.count >= INFINITE:
+        raise ValueError("ElasticIterator cannot share endlessly many datasets among hosts. Repeat each dataset.")
+    return found, above
+
+
+def _explain_refusal(node: Node) -> str:
+    if _has_interleave(node):
+        return (
+            f"ElasticIterator does not support `{node.call()}` after an interleave: it keeps elements or a position of "
+            "its own, which would be lost when another host goes on. Apply it to each dataset before the interleave, "
+            "or to what the iterator gives."
+            + (" For several epochs, interleave `datasets * num_epochs`." if isinstance(node, RepeatStream) else "")
+        )
+    way_out = " Leave out `to_iter_dataset`: a MapDataset needs no interleave." if isinstance(node, Elements) else ""
+    return (
+        "ElasticIterator takes a MapDataset, or an IterDataset that begins with an InterleaveIterDataset, of whose "
+        f"datasets each host reads some. This one has `{node.call()}` in its place.{way_out}"
+    )
+
+
+def _has_interleave(node: Node) -> bool:
+    return isinstance(node, Interleave) or any(map(_has_interleave, node.parents))
+
+
+def _take_shard(interleave: Interleave, shard: ShardOptions) -> Interleave:
+    """The same interleave of the datasets of one host."""
+    count, parts = interleave.count, interleave.parts
+    if count < shard.shard_count:
+        raise ValueError(
+            f"ElasticIterator cannot share {count} interleaved datasets among {shard.shard_count} hosts: some hosts "
+            f"would have none. Use at most {count} hosts, or more datasets."
+        )
+    if isinstance(parts, MapNode):
+        share = Slice(parts, shard.shard_index, count, shard.shard_count)
+        return Interleave(share, interleave.cycle_length)
+    return Interleave(parts[shard.shard_index :: shard.shard_count], interleave.cycle_length)
+
+
+def _with_interleave(node: Node, interleave: Interleave) -> Any:
+    """A pipeline with another interleave in place of the one that it begins with."""
+    if isinstance(node, Interleave):
+        return interleave
+    return replace_parents(node, lambda parent: _with_interleave(parent, interleave))
+
 
 _POSITION = "global_next_index"
 
@@ -272,11 +492,11 @@ class _ElasticMapDatasetIterator(DatasetIterator[Any]):
     def get_state(self) -> State:
         """The global position, the same on all hosts that have taken as many batches."""
         done = self._start + get_next_index(self._iterator) * self._hosts.batch_size
-        return envelope.seal({_POSITION: min(done, self._hosts.length)}, self._identity)
+        return state_forms.seal({_POSITION: min(done, self._hosts.length)}, self._identity)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
         """Goes to a position that any host has saved, with any number of hosts and any global batch size."""
-        position = read_count(envelope.unseal(state, self._identity, check=check), _POSITION)
+        position = read_count(state_forms.unseal(state, self._identity, check=check), _POSITION)
         if position > self._hosts.length:
             raise StateMismatch(
                 f"This state is at element {position}; the dataset has {self._hosts.length}. Was it saved with more?",
@@ -323,10 +543,10 @@ class _Hosts:
         self, node: MapNode, start: int, read_options: ReadOptions | None, workers: WorkerOptions | None
     ) -> StreamNode:
         """The batches of one host from a global position on."""
-        rows = _Rows(node, start, self)
-        batches: MapNode = Batch(rows, self.batch_size // self.shard.shard_count)
+        rows = _HostRows(node, start, self)
+        batches: MapNode = BatchElements(rows, self.batch_size // self.shard.shard_count)
         if self.pads:
-            batches = MapWithIndex(batches, functools.partial(_with_mask, hosts=self, start=start))
+            batches = MapElementsWithIndex(batches, functools.partial(_with_mask, hosts=self, start=start))
         stream: StreamNode = Elements(batches, read_options)
         return stream if workers is None else Ahead(stream, workers)
 
@@ -337,7 +557,7 @@ class _Hosts:
 
 @in_states("elastic_rows")
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Rows(Reindex):
+class _HostRows(Reindex):
     """Row of a host -> element of the dataset; past the end, the first element of the last batch stands in."""
 
     start: int

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from bushel._src.base.install import install_command
+from bushel._src.base.late_imports import install_command
 from bushel._src.base.public import public
-from bushel._src.state.handler import CheckpointHandler
+from bushel._src.state.checkpoint_files import CheckpointHandler
 
 try:
     import orbax.checkpoint as ocp

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bushel._src.base.install import install_command
+from bushel._src.base.late_imports import install_command
 from bushel._src.base.public import public
 from bushel._src.datasets.iterator import DatasetIterator, on_open
 from bushel._src.engine.tasks import in_worker

@@ -17,7 +17,7 @@ import numpy as np
 from bushel._src.base import redact
 from bushel._src.base.errors import DamagedFile, TooLarge
 from bushel._src.base.hints import explains_arguments
-from bushel._src.base.install import install_command
+from bushel._src.base.late_imports import install_command
 from bushel._src.base.public import public
 from bushel._src.sources import file_access, size_limits
 from bushel._src.sources.paths import Options, Path, expand_path, is_url

@@ -9,12 +9,12 @@ from typing import Any
 
 from bushel._src.base.errors import DamagedFile
 from bushel._src.base.hints import explains_arguments
+from bushel._src.base.late_imports import import_package
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.sources.local_files import File
-from bushel._src.sources.optional_packages import import_package
 from bushel._src.sources.paths import Options, Paths, is_url
-from bushel._src.sources.table_files import UNREADABLE, TableSource, check_names
+from bushel._src.sources.table_rows import UNREADABLE, TableSource, check_names
 
 _KEPT_BYTES = 256 << 20
 _FIRST_MESSAGE = 8  # bytes before it: a file begins with the name of the format

@@ -1,4 +1,9 @@
-"""Converts record files to another format: in parallel, and verified. After an error no output file is left."""
+"""Converts record files to another format: in parallel, and verified. After an error no output file is left.
+
+All new shards are complete under temporary names. Then a journal is written: from this moment on the new shards count.
+Then all old shards are removed, each new shard gets its final name, and the journal is removed. Old and new shards are
+never under the final names together, also for programs that do not know the journal.
+"""
 
 from __future__ import annotations
 
@@ -17,35 +22,162 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from bushel._src.base import checks, redact
-from bushel._src.base.errors import DamagedFile, writing
-from bushel._src.base.progress import Progress, Shown
+from bushel._src.base.errors import DamagedFile, add_note, writing
+from bushel._src.base.progress import Progress, Shown, Written
 from bushel._src.base.public import public
-from bushel._src.base.written import Written
 from bushel._src.sources import (
     bagz,
     conversion_workers,
     file_access,
-    output_folders,
+    folders,
     record_files,
     record_writers,
     shard_journals,
-    shard_switch,
 )
 from bushel._src.sources.array_record import ArrayRecordDataSource
 from bushel._src.sources.bagz import BagzDataSource
-from bushel._src.sources.output_folders import Folder
-from bushel._src.sources.parquet_records import ParquetRecords
+from bushel._src.sources.folders import Folder
+from bushel._src.sources.parquet import ParquetRecords
 from bushel._src.sources.paths import Options, Path, is_url, only_this_process_sees
-from bushel._src.sources.text_lines import LineDataSource
-from bushel._src.sources.tfrecord import TFRecordDataSource
-from bushel._src.sources.tfrecord_stream import TFRecordStream
+from bushel._src.sources.plain_files import LineDataSource
+from bushel._src.sources.shard_journals import Journal, find_target, journal_name
+from bushel._src.sources.tfrecord import TFRecordDataSource, TFRecordStream
+
+
+def find_shards(folder: Folder, target: str, names: Sequence[str]) -> list[str]:
+    """The files that the new files of a target replace: those with the same names, and shards of another number."""
+    if list(names) == [target]:
+        return [target] if folder.exists(target) else []
+    return [name for name in folder.names() if find_target(name) == target]
+
+
+def read_journal(folder: Folder, target: str) -> Journal | None:
+    """The journal of a switch that has not ended; None if there is none."""
+    name = journal_name(target)
+    try:
+        return Journal.parse(folder.read(name), folder.shown(name))
+    except FileNotFoundError:
+        return None
+
+
+def finish_switch(folder: Folder, target: str) -> Journal | None:
+    """Completes a switch that was interrupted. Returns its journal; None if there was none."""
+    if read_journal(folder, target) is None:  # without a lock: nearly always there is nothing to do
+        return None
+    with _locked(folder, target):
+        journal = read_journal(folder, target)  # another process may have completed it
+        if journal is not None:
+            _switch(folder, target, journal)
+        return journal
+
+
+def replace_shards(
+    folder: Folder, target: str, names: Sequence[str], mark: str, identity: str, check: Callable[[list[str]], None]
+) -> None:
+    """Gives files their final names. They are complete under these names and `mark`.
+
+    Args:
+      folder: the folder of the files.
+      target: the name that the user gave.
+      names: the final names.
+      mark: what the temporary names have after the final ones.
+      identity: a digest of what the files are made of.
+      check: is called with the files that will be replaced, and may raise.
+    """
+    if list(names) == [target]:  # one file: its new name replaces the old file at once
+        with discarding(folder, names, mark):
+            check(find_shards(folder, target, names))
+            folder.rename(target + mark, target)
+        return
+    with _locked(folder, target):
+        with discarding(folder, names, mark):
+            other = read_journal(folder, target)  # of a process that ran at the same time
+            if other is not None:
+                _switch(folder, target, other)
+            old = find_shards(folder, target, names)
+            check(old)
+            for name in names:
+                folder.sync(name + mark)
+        journal = Journal(tuple(names), tuple(old), mark, identity)
+        _write_journal(folder, target, journal)
+        _switch(folder, target, journal)
+
+
+@contextlib.contextmanager
+def discarding(folder: Folder, names: Sequence[str], mark: str) -> Iterator[None]:
+    """After an error in the block, removes the files under temporary names."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is reported, not one of the clean-up
+            folder.remove(name + mark for name in names)
+        raise
+
+
+def _write_journal(folder: Folder, target: str, journal: Journal) -> None:
+    name = journal_name(target)
+    try:
+        folder.write(name, journal.encode())
+    except BaseException as error:
+        # A store may have written the journal, and only the answer was lost. The new files may be removed only if it
+        # is certain that no journal names them.
+        try:
+            folder.remove([name])
+        except Exception:
+            add_note(
+                error,
+                f"bushel: perhaps {folder.shown(name)} was written. If so, the new files count, and Bushel reads them "
+                "under their temporary names. Run the same conversion again to complete it.",
+            )
+            raise error from None
+        with discarding(folder, journal.new, journal.mark):
+            raise
+
+
+def _switch(folder: Folder, target: str, journal: Journal) -> None:
+    """Does what a journal says. It may have been done in part, so each step can be done again."""
+    where = folder.shown(journal_name(target))
+    try:
+        staged = {name for name in journal.new if folder.exists(name + journal.mark)}
+        lost = [name for name in journal.new if name not in staged and not folder.exists(name)]
+        if not lost:
+            _rename(folder, journal, staged)
+            folder.remove([journal_name(target)])
+    except BaseException as error:
+        add_note(
+            error,
+            f"bushel: all {len(journal.new)} new files are complete, but some may still have temporary names. {where} "
+            "says where they are, and Bushel reads them from there. Run the same conversion again to complete it.",
+        )
+        raise
+    if lost:
+        raise DamagedFile(
+            f"{folder.shown(lost[0])} is missing: an interrupted conversion had completed it, and it was removed since "
+            f"then. Remove {where}, and convert again."
+        )
+
+
+def _rename(folder: Folder, journal: Journal, staged: set[str]) -> None:
+    folder.sync("")
+    # A file under a final name is an old one as long as the new one still has its temporary name. All old files go
+    # before the first new one comes: a program that does not know the journal misses files, but mixes none.
+    folder.remove(name for name in journal.old if name not in journal.new or name in staged)
+    for name in journal.new:
+        if name in staged:
+            folder.rename(name + journal.mark, name)
+    folder.sync("")
+
+
+def _locked(folder: Folder, target: str) -> contextlib.AbstractContextManager[None]:
+    return folder.locked(f".{target}.lock", lambda: None)
+
 
 _AT_ONCE = 512
 _AT_ONCE_BYTES = 16 << 20
 _FILES_AT_ONCE = 16
 _ENDING = re.compile(r"\.([a-z_0-9]+)(?:-\d+-of-\d+)?(\.gz|\.zst|\.bz2|\.xz)?$")
 _SAME = {"tfrecords": "tfrecord", "tfrec": "tfrecord"}
-_WRITERS: dict[str, tuple[Callable[[str, bool], record_writers.Writer], bool]] = {
+_WRITERS: dict[str, tuple[Callable[[str, bool], record_writers.RecordWriter], bool]] = {
     "array_record": (record_writers.ArrayRecordWriter, True),
     "tfrecord": (record_writers.TFRecordWriter, False),
     "bag": (record_writers.BagWriter, False),
@@ -57,11 +189,11 @@ FORMATS = (*_WRITERS, "jsonl", "txt")
 WrittenFormat = Literal["array_record", "tfrecord", "bag", "bagz", "parquet"]
 SourceFormat = Literal["array_record", "tfrecord", "bag", "bagz", "parquet", "jsonl", "txt"]
 
-RunAll = Callable[[Sequence[conversion_workers.Job], int, Callable[[int], None]], None]
+RunAll = Callable[[Sequence[conversion_workers.WorkerJob], int, Callable[[int], None]], None]
 """Runs jobs with so many workers, and calls a function now and then with how much is done."""
 
 
-class Records(Protocol):
+class FileRecords(Protocol):
     """The records of one file, as `convert` reads them."""
 
     def count(self) -> int:
@@ -73,10 +205,10 @@ class Records(Protocol):
         ...
 
 
-class _SourceRecords(Records):
+class _SourceRecords(FileRecords):
     """Records of a source, in blocks of at most about 16 MB."""
 
-    def __init__(self, source: record_files.RecordSource):
+    def __init__(self, source: record_files.JoinedRecords):
         self._open_source = source
 
     def count(self) -> int:
@@ -99,7 +231,7 @@ class _SourceRecords(Records):
 Read = Callable[[int, int], list[bytes]]
 
 
-def _make_read(source: record_files.RecordSource) -> Read:
+def _make_read(source: record_files.JoinedRecords) -> Read:
     return lambda low, high: source.__getitems__(np.arange(low, high))
 
 
@@ -125,7 +257,7 @@ def _make_checked_read(source: ArrayRecordDataSource) -> Read:
     return read
 
 
-class _StreamRecords(Records):
+class _StreamRecords(FileRecords):
     """Records of a compressed TFRecord file. To count them, or to reach one, all records before it are decompressed."""
 
     def __init__(self, stream: TFRecordStream):
@@ -161,7 +293,7 @@ class _Reading:
         paths = bagz.expand_shards(path, self.options) if self.kind in ("bag", "bagz") else [path]
         return [part for version in file_access.fingerprint_files(paths, self.options) for part in version]
 
-    def open(self, path: str) -> Records:
+    def open(self, path: str) -> FileRecords:
         if self.kind == "parquet":
             return ParquetRecords(path, self.options, self.round_floats)
         if self.kind == "tfrecord":
@@ -170,7 +302,7 @@ class _Reading:
                 return _StreamRecords(stream)
         return _SourceRecords(self._open_source(path))
 
-    def _open_source(self, path: str) -> record_files.RecordSource:
+    def _open_source(self, path: str) -> record_files.JoinedRecords:
         options = self.options
         if self.kind == "array_record":
             return ArrayRecordDataSource(path, verify=True, storage_options=options)
@@ -182,7 +314,7 @@ class _Reading:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Piece:
+class _RecordPiece:
     """The records from `low` to `high` - 1 of a file, and the version of the file when they were counted."""
 
     path: str
@@ -203,7 +335,7 @@ class _Part:
     """The work of one process: writes some pieces of the sources into one file."""
 
     reading: _Reading
-    pieces: tuple[_Piece, ...]
+    pieces: tuple[_RecordPiece, ...]
     folder: Folder
     name: str
     kind: str
@@ -276,7 +408,7 @@ def convert(
     """
     found = record_files.parse_shards(sources, storage_options)
     reading = _Reading(_format_of_sources([path for path, _, _ in found], source_format), storage_options, round_floats)
-    folder, text = output_folders.open_parent(
+    folder, text = folders.open_parent(
         target, storage_options if target_storage_options is None else target_storage_options
     )
     shown, kind = folder.shown(text), _format_of_target(text, format)
@@ -296,21 +428,21 @@ def convert(
         if old and not overwrite:
             raise _exists_error(folder, names, old)
 
-    interrupted = shard_switch.read_journal(folder, text)
+    interrupted = read_journal(folder, text)
     if interrupted is None:
-        check_old(shard_switch.find_shards(folder, text, names))
+        check_old(find_shards(folder, text, names))
     ranges = _count_sources(found, reading)
     identity = _identify(ranges, reading, names)
     total = sum(piece.high - piece.low for piece in ranges)
     made = Written(folder.path(text), tuple(folder.path(name) for name in names), total)
     if interrupted is not None:
-        shard_switch.finish(folder, text)
+        finish_switch(folder, text)
         if interrupted.identity == identity:  # an earlier run of the same command was killed after it had done the work
             return made
-        check_old(shard_switch.find_shards(folder, text, names))
+        check_old(find_shards(folder, text, names))
     bounds = np.linspace(0, total, shards + 1).astype(int).tolist()
     mark = shard_journals.make_mark()
-    with shard_switch.discarding(folder, names, mark), folder.drafting():
+    with discarding(folder, names, mark), folder.drafting():
         parts = [
             _Part(reading, tuple(_split_pieces(ranges, low, high)), folder, name + mark, kind, verify)
             for name, low, high in zip(names, bounds, bounds[1:])
@@ -322,7 +454,7 @@ def convert(
                 f"{missing[0]} was written, but this process cannot see it. If other machines wrote it, the target "
                 "must lie in a store, or on a disk that all machines share."
             )
-    shard_switch.replace(folder, text, names, mark, identity, check_old)  # only when all files are complete
+    replace_shards(folder, text, names, mark, identity, check_old)  # only when all files are complete
     return made
 
 
@@ -350,7 +482,7 @@ def _exists_error(folder: Folder, names: list[str], old: list[str]) -> FileExist
     )
 
 
-def _identify(ranges: list[_Piece], reading: _Reading, names: list[str]) -> str:
+def _identify(ranges: list[_RecordPiece], reading: _Reading, names: list[str]) -> str:
     """A digest of what a conversion reads and writes."""
     pieces = [[piece.version, piece.low, piece.high] for piece in ranges]
     content = json.dumps([reading.kind, reading.round_floats, names, pieces], default=str)
@@ -399,18 +531,18 @@ def _list_endings(formats: Iterable[str]) -> str:
     return f"one of {', '.join(f'.{name}' for name in formats)}"
 
 
-def _count_sources(found: list[record_files.Shard], reading: _Reading) -> list[_Piece]:
+def _count_sources(found: list[record_files.Shard], reading: _Reading) -> list[_RecordPiece]:
     """The records of each source. Several files are counted at the same time."""
 
-    def count_source(shard: record_files.Shard) -> _Piece:
+    def count_source(shard: record_files.Shard) -> _RecordPiece:
         version = reading.version(shard[0])
-        return _Piece(shard[0], *record_files.resolve_shard(shard, reading.open(shard[0]).count()), version)
+        return _RecordPiece(shard[0], *record_files.resolve_shard(shard, reading.open(shard[0]).count()), version)
 
     with concurrent.futures.ThreadPoolExecutor(min(_FILES_AT_ONCE, len(found))) as pool:
         return list(pool.map(count_source, found))
 
 
-def _split_pieces(ranges: list[_Piece], low: int, high: int) -> Iterator[_Piece]:
+def _split_pieces(ranges: list[_RecordPiece], low: int, high: int) -> Iterator[_RecordPiece]:
     """The pieces of the sources that hold the records from `low` to `high` - 1."""
     begin = 0
     for piece in ranges:

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from bushel._src.base import clean_python
+from bushel._src.base import background
 from bushel._src.base.errors import add_note
 
 _REPORT_S = 0.2
 _END_S = 5.0
 
 
-class Job(Protocol):
+class WorkerJob(Protocol):
     """A piece of work that can be pickled."""
 
     def run(self) -> Iterator[int]:
@@ -39,7 +39,7 @@ class Job(Protocol):
         ...
 
 
-def run_all(jobs: Sequence[Job], workers: int, report: Callable[[int], None]) -> None:
+def run_all(jobs: Sequence[WorkerJob], workers: int, report: Callable[[int], None]) -> None:
     """Runs all jobs in at most `workers` processes, and returns when all jobs are done.
 
     After the first error all processes are ended, and the error is raised. When this function returns or raises, no
@@ -51,11 +51,11 @@ def run_all(jobs: Sequence[Job], workers: int, report: Callable[[int], None]) ->
       report: called from time to time with the amount that all jobs have done so far.
     """
     waiting, done = collections.deque(jobs), 0
-    busy: dict[Connection, _Worker] = {}
-    started: list[_Worker] = []
+    busy: dict[Connection, _JobWorker] = {}
+    started: list[_JobWorker] = []
     try:
         for _ in range(min(workers, len(jobs))):
-            worker = _Worker()
+            worker = _JobWorker()
             started.append(worker)
             worker.begin(waiting.popleft())
             busy[worker.connection] = worker
@@ -77,7 +77,7 @@ def run_all(jobs: Sequence[Job], workers: int, report: Callable[[int], None]) ->
             worker.wait()
 
 
-class _Worker:
+class _JobWorker:
     """One worker process, seen from the process that started it."""
 
     def __init__(self) -> None:
@@ -85,10 +85,10 @@ class _Worker:
         with ours, theirs:
             self.connection = Connection(os.dup(ours.fileno()))
             code = f"from bushel._src.sources import conversion_workers; conversion_workers.serve({theirs.fileno()})"
-            self._process: subprocess.Popen[bytes] = clean_python.start(code, theirs.fileno())
-        self._job: Job | None = None
+            self._process: subprocess.Popen[bytes] = background.start_python(code, theirs.fileno())
+        self._job: WorkerJob | None = None
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: WorkerJob) -> None:
         self._job = job
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker has died: `receive` will notice
             self.connection.send(job)
@@ -106,7 +106,7 @@ class _Worker:
     def _death_error(self) -> ChildProcessError:
         how = "ended"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            how = clean_python.describe_exit(self._process.wait(_END_S))
+            how = background.describe_exit(self._process.wait(_END_S))
         assert self._job is not None
         return ChildProcessError(
             f"Worker process {self._process.pid} {how} while it {self._job.describe()}. The system kills processes "
@@ -126,7 +126,7 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback; the other process reports it
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
-    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[WorkerJob] = queue.SimpleQueue()
     threading.Thread(target=_receive_jobs, args=(connection, jobs), daemon=True).start()
     while True:
         try:

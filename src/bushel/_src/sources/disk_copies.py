@@ -16,7 +16,7 @@ from bushel._src.base import redact
 from bushel._src.base.errors import BushelWarning
 from bushel._src.base.progress import Progress
 from bushel._src.sources.local_files import File, LocalFile
-from bushel._src.sources.request_threads import get_threads
+from bushel._src.sources.remote_requests import get_threads
 
 T = TypeVar("T")
 

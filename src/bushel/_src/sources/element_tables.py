@@ -1,6 +1,6 @@
 """Elements as one table in memory: of pyarrow for `ds.to_arrow()`, of pandas for `ds.to_pandas()`.
 
-`sources/tables_in_memory.py` reads such tables, and `sources/element_rows.py` writes Parquet files.
+`sources/table_rows.py` reads such tables, and `sources/saved_elements.py` writes Parquet files.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bushel._src.sources.optional_packages import import_package
+from bushel._src.base.late_imports import import_package
 
 if TYPE_CHECKING:
     import pandas

@@ -11,9 +11,9 @@ import numpy as np
 
 from bushel._src.base import redact
 from bushel._src.base.errors import DamagedFile
+from bushel._src.base.late_imports import import_package
 from bushel._src.sources.local_files import File, changed_error
-from bushel._src.sources.optional_packages import import_package
-from bushel._src.sources.range_requests import merge_ranges, scatter
+from bushel._src.sources.remote_requests import merge_ranges, scatter
 from bushel._src.sources.shard_journals import final_name
 
 T = TypeVar("T")

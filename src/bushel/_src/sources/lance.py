@@ -12,13 +12,13 @@ from bushel._src.base import checks, redact
 from bushel._src.base.blocks import Block
 from bushel._src.base.errors import DamagedFile
 from bushel._src.base.hints import explains_arguments
+from bushel._src.base.late_imports import import_package
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.index import words
-from bushel._src.sources.arrow_rows import ArrowRows
-from bushel._src.sources.joined_stores import JoinedStores, Store, find_stores
-from bushel._src.sources.optional_packages import import_package
+from bushel._src.index import int64
+from bushel._src.sources.array_stores import JoinedStores, RecordStore, find_stores
 from bushel._src.sources.paths import Options, Paths, is_url
+from bushel._src.sources.table_rows import ArrowRows
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ def _find_data_sets(paths: Any) -> list[str]:
     return found
 
 
-class LanceStore(Store):
+class LanceStore(RecordStore):
     """Rows of one Lance data set."""
 
     def __init__(self, path: str, columns: Sequence[str] | None, version: int | None, storage_options: Options | None):
@@ -121,7 +121,7 @@ class LanceStore(Store):
         places = checks.positions(indices, self._length)
         if not len(places):
             return []
-        wanted, back = words.find_distinct(places)
+        wanted, back = int64.find_distinct(places)
         return self._read_rows(wanted.tolist()).take(back)
 
     def _read_rows(self, places: list[int]) -> ArrowRows:

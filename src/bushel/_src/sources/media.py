@@ -11,8 +11,8 @@ import numpy as np
 
 from bushel._src.base import checks
 from bushel._src.base.errors import TooLarge
+from bushel._src.base.late_imports import import_package
 from bushel._src.base.public import public
-from bushel._src.sources.optional_packages import import_package
 from bushel._src.sources.size_limits import check_pixels, check_record
 
 _JPEG = b"\xff\xd8\xff"

@@ -1,22 +1,22 @@
-"""Sources in memory: arrays, which return columns, and ranges of integers."""
+"""Sources in memory: arrays, ragged arrays, ranges of integers, and lists that processes share."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from bushel._src.base import checks, memory, trees
 from bushel._src.base.blocks import Columns
-from bushel._src.base.ownership import copy_value
+from bushel._src.base.private_elements import copy_value
 from bushel._src.base.public import public
-from bushel._src.base.specs import ShapeDtypeStruct
 from bushel._src.base.state_names import in_states
-from bushel._src.index import words
+from bushel._src.base.trees import ShapeDtypeStruct
+from bushel._src.index import int64
 from bushel._src.sources.local_files import changed_error
 
 _FEW_OF_EACH = 8  # so few records of each source are copied one by one
@@ -90,7 +90,7 @@ class JoinedArrays:
     def gather(self, which: np.ndarray, positions: np.ndarray) -> Columns:
         """Record `positions[n]` of source `which[n]`, for each n, as columns."""
         count = len(which)
-        rows_of_each = words.group(which)
+        rows_of_each = int64.group(which)
         groups: list[tuple[int, Any, Any]]
         if count > _FEW_OF_EACH * len(rows_of_each):
             groups = [(number, rows, positions[rows]) for number, rows in rows_of_each.items()]
@@ -242,3 +242,206 @@ class RangeDataSource:
     def fingerprint(self) -> Any:
         numbers = self._range
         return [numbers.start, numbers.stop, numbers.step]
+
+
+@in_states("ragged_sequences")
+class Sequences(list[np.ndarray]):
+    """Arrays of one dtype that differ in the length of the first axis only, with these lengths."""
+
+    def __init__(self, arrays: Iterable[np.ndarray], lengths: np.ndarray):
+        super().__init__(arrays)
+        self.lengths = lengths
+
+
+@public("bushel.sources")
+@in_states("RaggedDataSource")
+class RaggedDataSource:
+    """Sequences of different lengths, end to end: record i is `values[offsets[i]:offsets[i + 1]]`.
+
+    `values` may be a tree of arrays that are cut at the same places, such as tokens and their types. The arrays are not
+    copied: memory-mapped arrays stay on disk. A record is a new copy.
+
+    >>> source = RaggedDataSource({"tokens": np.arange(6)}, offsets=[0, 2, 2, 6])
+    >>> len(source), source[2], source.lengths.tolist()
+    (3, {'tokens': array([2, 3, 4, 5])}, [2, 0, 4])
+    """
+
+    in_memory = True
+    gives_new_records = True
+
+    def __init__(self, values: Any, offsets: Sequence[int] | np.ndarray):
+        self._tree = trees.map_leaves(lambda leaf: np.asarray(leaf), values)
+        self._leaves, self._rebuild = trees.flatten(self._tree)
+        self._offsets = np.asarray(offsets)
+        if not self._leaves or any(leaf.ndim == 0 for leaf in self._leaves) or len(set(map(len, self._leaves))) != 1:
+            raise ValueError(
+                "All values of a RaggedDataSource need a first axis of the same length, the sequences end to end; "
+                f"got {trees.describe(self._tree)}."
+            )
+        if self._offsets.ndim != 1 or not len(self._offsets) or self._offsets.dtype.kind not in "iu":
+            raise ValueError(f"offsets must be a list of integers, got {trees.describe(self._offsets)}.")
+        total = len(self._leaves[0])
+        if self._offsets[0] != 0 or self._offsets[-1] != total or (self.lengths < 0).any():
+            raise ValueError(
+                f"offsets must begin with 0, never decrease, and end with {total}, the number of values; "
+                f"they go from {self._offsets[0]} to {self._offsets[-1]}."
+            )
+        note_versions([*self._leaves, self._offsets])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The length of each sequence, for `ds.pack` and `ds.bucket`. No sequence is read."""
+        return np.diff(self._offsets.astype(np.int64, copy=False))
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: int) -> Any:
+        place = checks.position(index, len(self))
+        low, high = self._offsets[place], self._offsets[place + 1]
+        return self._rebuild([copy_value(leaf[low:high]) for leaf in self._leaves])
+
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
+        """The records at `indices`, each a new copy."""
+        columns = self._slice_all(checks.positions(indices, len(self)))
+        return self._make_records([list(map(copy_value, views)) for views in columns])
+
+    def look(self, positions: np.ndarray) -> list[Any]:
+        """The records at `positions`, as views of the source's own memory, for who only reads them."""
+        return self._make_records(self._slice_all(positions))
+
+    def _slice_all(self, positions: np.ndarray) -> list[Sequences]:
+        """For each leaf, its views at `positions`."""
+        return [self._slice_views(leaf, positions) for leaf in self._leaves]
+
+    def _make_records(self, columns: Sequence[list[np.ndarray]]) -> list[Any]:
+        """Records from the entries of each leaf."""
+        if type(self._tree) is dict and len(columns) == len(self._tree) == 1:  # tokens alone: a third of the time
+            (name,) = self._tree
+            return [{name: entry} for entry in columns[0]]
+        return [self._rebuild(entries) for entries in zip(*columns, strict=True)]
+
+    def has(self, names: Sequence[str | None]) -> bool:
+        """Whether records are dicts of arrays with these names. The name None stands for a record that is an array."""
+        tree: Any = {None: self._tree} if isinstance(self._tree, np.ndarray) else self._tree
+        return isinstance(tree, dict) and all(isinstance(tree.get(name), np.ndarray) for name in names)
+
+    def entries(self, indices: np.ndarray, names: Sequence[str | None]) -> list[Sequences]:
+        """For each name, the entries of the records at `indices`, as views of the source's own memory."""
+        return [self._slice_views(self._tree if name is None else self._tree[name], indices) for name in names]
+
+    def _slice_views(self, leaf: np.ndarray, positions: np.ndarray) -> Sequences:
+        lows, highs = self._offsets[positions], self._offsets[positions + 1]
+        cuts = zip(lows.tolist(), highs.tolist(), strict=True)
+        return Sequences([leaf[low:high] for low, high in cuts], highs - lows)
+
+    def element_spec(self) -> Any:
+        """Shape and dtype of each leaf of a record; the first axis is None."""
+        return trees.map_leaves(lambda leaf: ShapeDtypeStruct((None, *leaf.shape[1:]), leaf.dtype), self._tree)
+
+    def fingerprint(self) -> Any:
+        """The arrays themselves. The digest takes their shapes, dtypes and a sample of their bytes."""
+        return [self._tree, self._offsets]
+
+    def __reduce__(self) -> Any:
+        return _rebuild_ragged_source, (
+            trees.map_leaves(pack_array, self._tree),
+            pack_array(self._offsets),
+        )
+
+    def __repr__(self) -> str:
+        return f"RaggedDataSource({len(self)} sequences of {trees.describe(self._tree)})"
+
+
+def _rebuild_ragged_source(values: Any, offsets: Any) -> RaggedDataSource:
+    return RaggedDataSource(trees.map_leaves(unpack_array, values), unpack_array(offsets))
+
+
+@public("bushel.sources")
+@in_states("SharedMemoryDataSource")
+class SharedMemoryDataSource:
+    """A list of plain values in shared memory: int, float, bool, None, str and bytes.
+
+    A str or bytes must not end with a zero byte. Each process calls `close` at the end, and the process that made the
+    list calls `unlink`. For arrays use an ordinary source: worker processes share the arrays of a pipeline anyway.
+
+    Args:
+      elements: the values; None attaches to the shared memory `name`, which exists already.
+      name: the name of the shared memory. By default the system chooses one.
+
+    >>> source = SharedMemoryDataSource([1, "two", None])
+    >>> source[1], len(source)
+    ('two', 3)
+    >>> source.close(), source.unlink()
+    (None, None)
+    """
+
+    in_memory = True
+
+    def __init__(self, elements: Sequence[Any] | None = None, *, name: str | None = None):
+        # Imported here, because few programs use it.
+        from multiprocessing import shared_memory
+
+        if elements is None and name is None:
+            raise ValueError("SharedMemoryDataSource needs elements, or the name of shared memory to attach to.")
+        values = None if elements is None else list(elements)
+        for number, value in enumerate(values or ()):
+            if isinstance(value, (str, bytes)) and value[-1:] in ("\0", b"\0"):
+                raise ValueError(
+                    f"Element {number} ends with a zero byte, which Python's ShareableList would cut off: "
+                    f"{value[-20:]!r}. Append another byte, or pass the values as a list to `MapDataset.source`."
+                )
+        with _without_tracking() if values is None else contextlib.nullcontext():
+            self._list = shared_memory.ShareableList(values, name=name)
+
+    @property
+    def shm(self) -> Any:
+        """The `multiprocessing.shared_memory.SharedMemory` that holds the values."""
+        return self._list.shm
+
+    def __len__(self) -> int:
+        return len(self._list)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._list[index]
+
+    def close(self) -> None:
+        """Closes the shared memory in this process."""
+        self._list.shm.close()
+
+    def unlink(self) -> None:
+        """Removes the shared memory, for all processes."""
+        self._list.shm.unlink()
+
+    def fingerprint(self) -> Any:
+        """The values. The name of the memory does not identify the data."""
+        return [self._list[number] for number in range(len(self))]
+
+    def __reduce__(self) -> Any:
+        return (_attach, (self._list.shm.name,))
+
+    def __repr__(self) -> str:
+        return f"InMemoryDataSource(name={self._list.shm.name}, len={len(self)})"
+
+    def repr_in_grain(self) -> str:
+        """The repr of Grain's source of these values, which Grain's DataLoader compares in states."""
+        if type(self).__repr__ is not SharedMemoryDataSource.__repr__:
+            return repr(self)  # a subclass has a repr of its own, in Grain too
+        return f"{type(self).__name__}({self.fingerprint()}, name={self._list.shm.name!r})"
+
+
+def _attach(name: str) -> SharedMemoryDataSource:
+    return SharedMemoryDataSource(name=name)
+
+
+@contextlib.contextmanager
+def _without_tracking() -> Iterator[None]:
+    """In the block, shared memory is not tracked. Otherwise Python would remove it when this process ends."""
+    from multiprocessing import resource_tracker
+
+    register = resource_tracker.register
+    resource_tracker.register = lambda name, rtype: None
+    try:
+        yield
+    finally:
+        resource_tracker.register = register

@@ -1,4 +1,8 @@
-"""Parquet files: rows at any position, or in order. pyarrow decodes them."""
+"""Parquet files: rows at any position, in order, or as records of bytes for `bushel convert`. pyarrow decodes them.
+
+How much memory the columns of a file would take is found in its metadata, before any of them is decoded. A value that
+would change in a record of bytes is an error.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,80 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from bushel._src.base import redact
-from bushel._src.base.errors import DamagedFile, StateMismatch
+from bushel._src.base.errors import DamagedFile, StateMismatch, TooLarge
 from bushel._src.base.hints import explains_arguments
+from bushel._src.base.late_imports import import_package
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import file_access
-from bushel._src.sources.arrow_rows import to_array, to_storage
 from bushel._src.sources.handle_pool import HandlePool
 from bushel._src.sources.local_files import File, as_stream
-from bushel._src.sources.optional_packages import import_package
-from bushel._src.sources.parquet_sizes import check_sizes, remember_footer
 from bushel._src.sources.paths import Options, Paths, is_url
 from bushel._src.sources.protocol import SequentialReader
-from bushel._src.sources.table_files import UNREADABLE, TableSource, check_names
+from bushel._src.sources.protocol_buffers import encode_example
+from bushel._src.sources.size_limits import SMALL_BYTES, check_expansion, get_limits
+from bushel._src.sources.table_rows import UNREADABLE, TableSource, check_names, get_storage_type, to_array, to_storage
+
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
+_WIDEST = 8
+_TRAILER_BYTES = 8  # the length of the footer, and the name of the format
+
+_files: weakref.WeakKeyDictionary[Any, File] = weakref.WeakKeyDictionary()
+
+
+def remember_footer(parquet_file: Any, file: File) -> None:
+    """Remembers which file pyarrow has opened as `parquet_file`, for `check_sizes`."""
+    _files[parquet_file] = file
+
+
+def check_sizes(parquet_file: Any, path: str, number: int, columns: Sequence[str] | None) -> None:
+    """Raises TooLarge if a column of a row group would take far more memory than it takes in the file.
+
+    Args:
+      parquet_file: an open `pyarrow.parquet.ParquetFile`.
+      path: its name, for messages.
+      number: the row group.
+      columns: the wanted columns; all if None.
+    """
+    schema, group = parquet_file.schema, parquet_file.metadata.row_group(number)
+    wanted = [place for place in range(len(schema)) if _is_wanted(schema.column(place).path, columns)]
+    most = min(SMALL_BYTES, get_limits().record_bytes)
+    if max(group.total_byte_size, _WIDEST * group.num_rows) <= most and not any(
+        schema.column(place).max_repetition_level or schema.column(place).length > _WIDEST for place in wanted
+    ):
+        return
+    if _is_signed(parquet_file):
+        return
+    for place in wanted:
+        chunk, column = group.column(place), schema.column(place)
+        width = _WIDTHS.get(chunk.physical_type) or max(0, column.length)
+        size = max(chunk.total_uncompressed_size, chunk.num_values * width)
+        try:
+            check_expansion(size, chunk.total_compressed_size, group.num_rows)
+        except TooLarge as error:
+            raise TooLarge(f"{path}: the column {column.path!r} of row group {number} is not read: {error}.") from None
+
+
+def _is_wanted(name: str, columns: Sequence[str] | None) -> bool:
+    return columns is None or any(name == one or name.startswith(f"{one}.") for one in columns)
+
+
+def _is_signed(parquet_file: Any) -> bool:
+    """Whether some columns may be encrypted: their footer is signed, so it is longer than its content.
+
+    pyarrow ends the process if it is asked about the size of an encrypted column.
+    """
+    file = _files[parquet_file]
+    trailer = file.read(file.size - _TRAILER_BYTES, _TRAILER_BYTES)
+    return int.from_bytes(trailer[:4], "little") != parquet_file.metadata.serialized_size
+
 
 _FILES_AT_ONCE = 16
 _IDLE_AT_MOST = 16  # idle handles of one file
@@ -221,3 +280,114 @@ class ParquetReader(SequentialReader):
 
     def close(self) -> None:
         self._read, self._columns = None, {}
+
+
+_ROWS = 64
+_LARGEST = (1 << 63) - 1
+
+
+class ParquetRecords:
+    """The rows of one Parquet file as records of bytes.
+
+    If the only column is `record`, of bytes or text, its values are the records. Other rows become a
+    `tf.train.Example`, in which nulls are left out. The type of a column decides what it becomes, so that all rows and
+    files agree.
+    """
+
+    def __init__(self, path: str, options: Options | None, round_floats: bool):
+        file = file_access.open_file(path, options)
+        self._path, self._round = file.name, round_floats
+        self._file = open_parquet(file, {})
+        check_columns(self._file, self._path, None)
+        schema = self._file.schema_arrow
+        self._ends = np.cumsum(get_group_lengths(self._file), dtype=int)
+        self._dtypes = {field.name: self._choose_dtype(field) for field in schema}
+        self._bare = self._dtypes == {"record": object} and not _is_list(get_storage_type(schema.types[0]))
+
+    def count(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read_blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+        """The records from `low` to `high` - 1, in blocks."""
+        first, last = self._ends.searchsorted([low, high - 1], "right").tolist()
+        for number in range(first, last + 1) if low < high else ():
+            found = read_group(self._file, self._path, number, None)
+            table = found.from_arrays([to_storage(column) for column in found.columns], names=found.schema.names)
+            end = int(self._ends[number])
+            if table.num_rows != end - (begin := int(self._ends[number - 1]) if number else 0):
+                raise DamagedFile(
+                    f"{self._path}: row group {number} has {table.num_rows} rows instead of {end - begin}."
+                )
+            self._check_values(table, begin)
+            for start in range(max(low, begin), min(high, end), _ROWS):
+                rows = table.slice(start - begin, min(_ROWS, high - start))
+                yield self._encode_rows({name: column.to_pylist() for name, column in zip(table.schema.names, rows)})
+
+    def _encode_rows(self, columns: dict[str, list[Any]]) -> list[bytes]:
+        if self._bare:
+            return [value.encode() if isinstance(value, str) else value for value in columns["record"]]
+        rows = zip(*columns.values())
+        with np.errstate(over="ignore"):  # if floats are rounded, large ones become infinite
+            return [
+                encode_example(
+                    {name: np.array(v, self._dtypes[name]) for name, v in zip(columns, row) if v is not None}
+                )
+                for row in rows
+            ]
+
+    def _choose_dtype(self, field: Any) -> Any:
+        """The type of a column in a `tf.train.Example`: int64, float32, or object for bytes and text."""
+        types = import_package("pyarrow", "parquet", "Parquet files").types
+        plain = get_storage_type(field.type)
+        kind = plain.value_type if _is_list(plain) else plain
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        if types.is_integer(kind) or types.is_boolean(kind):
+            return np.int64
+        if types.is_floating(kind) or types.is_null(kind):
+            return np.float32
+        texts = types.is_string, types.is_large_string
+        if any(fits(kind) for fits in (*texts, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)):
+            return object
+        raise self._refusal_error(
+            field.name,
+            f"is of type {plain}, but a tf.train.Example holds only numbers, bytes, text and lists of these. Cast "
+            "the column with pyarrow, or leave it out, and convert that file",
+        )
+
+    def _check_values(self, table: Any, begin: int) -> None:
+        """Raises an error for values that a record cannot hold."""
+        compute = import_package("pyarrow.compute", "parquet", "Parquet files")
+        types = import_package("pyarrow", "parquet", "Parquet files").types
+        for name, column in zip(table.schema.names, table.columns):
+            if self._bare and column.null_count:
+                row = begin + compute.index(column.is_null(), True).as_py()
+                raise self._refusal_error(name, f"is null in row {row}, so this row has no record. Leave the row out")
+            values = compute.list_flatten(column) if _is_list(column.type) else column
+            if values is not column and values.null_count:
+                raise self._refusal_error(
+                    name, "has nulls inside lists, which a tf.train.Example cannot hold. Fill them"
+                )
+            kind = values.type.value_type if types.is_dictionary(values.type) else values.type
+            if types.is_uint64(kind) and (largest := compute.max(values.cast(kind)).as_py() or 0) > _LARGEST:
+                raise self._refusal_error(
+                    name,
+                    f"holds {largest}, which does not fit into int64, the type of a tf.train.Example. Cast it to text",
+                )
+            if types.is_float64(kind) and not self._round:
+                numbers = values.cast(kind).drop_null().to_numpy()
+                with np.errstate(over="ignore"):
+                    lost = numbers[(numbers.astype(np.float32) != numbers) & ~np.isnan(numbers)]
+                if len(lost):
+                    raise self._refusal_error(
+                        name,
+                        f"holds float64 numbers such as {lost[0]}, but a tf.train.Example has float32 numbers. To "
+                        "round them, pass round_floats=True (--round-floats)",
+                    )
+
+    def _refusal_error(self, column: str, why: str) -> ValueError:
+        return ValueError(f"{self._path}: column {column!r} {why}.")
+
+
+def _is_list(kind: Any) -> bool:
+    types = import_package("pyarrow", "parquet", "Parquet files").types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from bushel._src.base import redact
-from bushel._src.base.contract import optional
 from bushel._src.base.public import public
+from bushel._src.base.state_names import overridable
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -113,7 +113,7 @@ class SequentialReader(Protocol):
         """Up to `count` records as a block (a list, or `Columns`). An empty block means the end."""
         ...
 
-    @optional
+    @overridable
     def skip(self) -> int:
         """Skips the record at which the last `read` failed, or everything up to the next place where a record begins.
 

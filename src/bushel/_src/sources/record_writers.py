@@ -8,14 +8,14 @@ import sys
 from collections.abc import Callable
 from typing import BinaryIO
 
-from bushel._src.sources import crc
-from bushel._src.sources.optional_packages import import_package
+from bushel._src.base.late_imports import import_package
+from bushel._src.sources import checksums
 from bushel._src.sources.tfrecord import frame_record
 
 _ROWS_PER_GROUP = 1000
 
 
-class Writer(abc.ABC):
+class RecordWriter(abc.ABC):
     """Writes records to one file."""
 
     @abc.abstractmethod
@@ -26,7 +26,7 @@ class Writer(abc.ABC):
         """Completes the file."""
 
 
-class ArrayRecordWriter(Writer):
+class ArrayRecordWriter(RecordWriter):
     """Writes an ArrayRecord file with the `array_record` package. Each chunk has one record, for fast random access."""
 
     def __init__(self, path: str, compress: bool):
@@ -42,12 +42,12 @@ class ArrayRecordWriter(Writer):
         self._writer.close()
 
 
-class TFRecordWriter(Writer):
+class TFRecordWriter(RecordWriter):
     """Writes a TFRecord file."""
 
     def __init__(self, path: str, compress: bool):
         del compress  # a compressed file can only be read in order
-        self._crc32c = crc.get_checksum()
+        self._crc32c = checksums.get_checksum()
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115
 
     def write(self, record: bytes) -> None:
@@ -57,7 +57,7 @@ class TFRecordWriter(Writer):
         self._file.close()
 
 
-class BagWriter(Writer):
+class BagWriter(RecordWriter):
     """Writes a Bagz file: records end to end, then the end offset of each."""
 
     def __init__(self, path: str, compress: bool):
@@ -85,7 +85,7 @@ def _get_zstd_compress() -> Callable[[bytes], bytes]:
     return import_package("zstandard", "zstd", "Compressed Bagz files").ZstdCompressor().compress
 
 
-class ParquetWriter(Writer):
+class ParquetWriter(RecordWriter):
     """Writes a Parquet file with one column `record` of bytes, in row groups of 1000 rows."""
 
     def __init__(self, path: str, compress: bool):

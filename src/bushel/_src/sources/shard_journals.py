@@ -3,7 +3,7 @@
 Several files cannot be renamed at once. So a conversion first writes all new shards under temporary names, then the
 journal, then it renames. A journal that exists says: the new shards are complete, and the old ones are void. Readers
 go by it, so they see all of the old shards or all of the new ones at any moment. This module knows names and contents;
-`shard_switch.py` writes, `file_access.py` reads.
+`conversion.py` writes, `file_access.py` reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import secrets
 from typing import Any
 
-from bushel._src.base import sealed
+from bushel._src.base import checked_files
 from bushel._src.base.errors import DamagedFile
 
 ENDING = ".converting"
@@ -39,12 +39,12 @@ class Journal:
 
     def encode(self) -> bytes:
         """The bytes of the file."""
-        return sealed.json_bytes({"version": VERSION, **dataclasses.asdict(self)})
+        return checked_files.json_bytes({"version": VERSION, **dataclasses.asdict(self)})
 
     @staticmethod
     def parse(data: bytes, where: str) -> Journal:
         """Parses and checks a journal that was read from `where`."""
-        match sealed.parse_json(data, where):
+        match checked_files.parse_json(data, where):
             case {"version": int(version)} if version != VERSION:
                 raise DamagedFile(
                     f"{where} has version {version}; this Bushel reads version {VERSION}. Finish the conversion with "

@@ -1,13 +1,18 @@
-"""Data sets that TFDS has prepared: folders of ArrayRecord or TFRecord files with a description.
+"""Data sets that TFDS has prepared: folders of ArrayRecord or TFRecord files, described by JSON files.
 
-TensorFlow is not needed.
+TensorFlow is not needed. The JSON files are not trusted: they come with the data. They are read entry by entry and
+checked; an error names the file and the place in it. A name of a file in them never leads outside the data set's
+folder.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import json
 import math
+import re
+import string
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,32 +20,227 @@ from typing import Any
 import numpy as np
 
 from bushel._src.base import redact
-from bushel._src.base.contract import optional
 from bushel._src.base.errors import DamagedFile, TooLarge
 from bushel._src.base.hints import explains_arguments
 from bushel._src.base.public import public
-from bushel._src.base.state_names import in_states
+from bushel._src.base.state_names import in_states, overridable
+from bushel._src.sources import file_access
 from bushel._src.sources.array_record import ArrayRecordDataSource
 from bushel._src.sources.decompression import decompress_zlib
 from bushel._src.sources.file_access import open_file
 from bushel._src.sources.media import ImageMode, decode_image
 from bushel._src.sources.paths import Options, Path, expand_path
-from bushel._src.sources.record_files import RecordSource
-from bushel._src.sources.tf_example import decode_example
-from bushel._src.sources.tfds_json import (
-    Entry,
-    get_feature_class,
-    read_json,
-    shard_lengths,
-    shard_names,
-    split_entries,
-    tensor_dtype,
-    tensor_encoding,
-    tensor_shape,
-)
+from bushel._src.sources.protocol_buffers import decode_example
+from bushel._src.sources.record_files import JoinedRecords
+from bushel._src.sources.size_limits import get_limits
 from bushel._src.sources.tfrecord import TFRecordDataSource
 
-FORMATS: dict[str, type[RecordSource]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
+_LARGEST_FILE = 64 << 20  # bytes; known data sets have a few MB at most
+_LARGEST_NUMBER = 1 << 40
+_DEEPEST = 50  # features inside features
+_MOST_AXES = 32
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_INTEGER = re.compile(r"-?\d{1,15}")
+_DTYPE = re.compile(r"[a-z][a-z0-9_]{0,30}")
+_ENCODINGS = ("none", "zlib", "bytes")
+
+
+@dataclasses.dataclass(frozen=True)
+class JsonEntry:
+    """A value of a JSON file. Its methods check the type; an error names the file and the place in it."""
+
+    value: Any
+    file: str
+    place: str = ""
+    depth: int = 0
+
+    def wrong(self, what: str) -> DamagedFile:
+        """The error to raise for a wrong value."""
+        return DamagedFile(
+            f"{self.file}: {self.place or 'its content'} {what}. Was the file copied in full, and did TFDS write it?"
+        )
+
+    def _check_type(self, kind: type, name: str) -> Any:
+        if not isinstance(self.value, kind) or isinstance(self.value, bool):
+            raise self.wrong(f"must be {name}, but is {_shorten(self.value)}")
+        return self.value
+
+    def _get_entry(self, key: str | int) -> JsonEntry:
+        if self.depth >= _DEEPEST * 3:  # each feature is a few objects deep
+            raise self.wrong("is nested too deeply")
+        place = f"{self.place}[{key}]" if isinstance(key, int) else f"{self.place}.{key}" if self.place else key
+        return JsonEntry(self.value[key], self.file, place[:300], self.depth + 1)
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a JSON object has an entry of this name that is not null."""
+        return self._check_type(dict, "an object").get(key) is not None
+
+    def __getitem__(self, key: str) -> JsonEntry:
+        """An entry that a JSON object must have."""
+        if key not in self:
+            known = ", ".join(map(repr, list(self.value)[:10])) or "none"
+            raise self.wrong(f"must have an entry {key!r}, but has {known[:300]}")
+        return self._get_entry(key)
+
+    def get(self, key: str) -> JsonEntry | None:
+        """An entry that a JSON object may have; None without it."""
+        return self._get_entry(key) if key in self else None
+
+    def items(self) -> Iterator[tuple[str, JsonEntry]]:
+        """The entries of a JSON object."""
+        for key in self._check_type(dict, "an object"):
+            yield key, self._get_entry(key)
+
+    def list(self) -> list[JsonEntry]:
+        """The entries of a list."""
+        return [self._get_entry(number) for number in range(len(self._check_type(list, "a list")))]
+
+    def text(self) -> str:
+        """The value as a text."""
+        return self._check_type(str, "a text")
+
+    def integer(self, low: int = 0) -> int:
+        """The value as an integer, `low` or above. TFDS writes some integers as texts."""
+        value = self.value
+        if isinstance(value, str) and _INTEGER.fullmatch(value):
+            value = int(value)
+        if type(value) is not int or not low <= value <= _LARGEST_NUMBER:
+            raise self.wrong(f"must be an integer from {low} to {_LARGEST_NUMBER}, but is {_shorten(self.value)}")
+        return value
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:60]}..."
+
+
+def read_json(path: str, options: Options | None) -> JsonEntry:
+    """Reads a JSON file, local or remote, whose content must be an object."""
+    file = file_access.open_file(path, options)
+    if file.size > _LARGEST_FILE:
+        raise DamagedFile(f"{file.name} has {file.size} bytes, which is too much for a description of a data set.")
+    try:
+        content = json.loads(file.read(0, file.size))
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{file.name} cannot be read as JSON: {error}. Was it copied in full?") from error
+    entry = JsonEntry(content, file.name)
+    for _ in entry.items():  # raises an error unless it is an object
+        break
+    return entry
+
+
+def split_entries(info: JsonEntry) -> dict[str, JsonEntry]:
+    """The splits that a `dataset_info.json` describes, by name."""
+    splits = info.get("splits")
+    found: dict[str, JsonEntry] = {}
+    for entry in splits.list() if splits else ():
+        name = entry["name"].text()
+        if name in found:
+            raise entry.wrong(f"is a second split {name!r}")
+        found[name] = entry
+    return found
+
+
+def shard_lengths(split: JsonEntry) -> list[int]:
+    """The number of examples in each file of a split."""
+    lengths = split.get("shardLengths")
+    return [entry.integer() for entry in lengths.list()] if lengths else []
+
+
+def shard_names(dataset: str, split: JsonEntry, kind: str) -> list[str]:
+    """The names of the files of a split, relative to the folder of the data set."""
+    count = len(shard_lengths(split))
+    given = split.get("filepathTemplate")
+    template = given.text() if given else ""
+    parts = _parse_template(template or _TEMPLATE, given or split)
+    names = []
+    for number in range(count):
+        values = {
+            "DATASET": dataset,
+            "SPLIT": split["name"].text(),
+            "FILEFORMAT": kind,
+            "SHARD_X_OF_Y": f"{number:05d}-of-{count:05d}",
+            "SHARD_INDEX": f"{number:05d}",
+            "NUM_SHARDS": f"{count:05d}",
+        }
+        name = "".join(literal + values.get(field, "") for literal, field in parts)
+        if not _is_inside(name):
+            raise (given or split).wrong(f"names the file {_shorten(name)}, which is not in the folder of the data set")
+        names.append(name)
+    return names
+
+
+def _parse_template(template: str, entry: JsonEntry) -> list[tuple[str, str]]:
+    """Parses a template into pairs: a text, and the name of the field after it. Fields may have no format."""
+    known = ("DATASET", "SPLIT", "FILEFORMAT", "SHARD_X_OF_Y", "SHARD_INDEX", "NUM_SHARDS")
+    try:
+        pieces = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise entry.wrong(f"is not a template of file names ({error})") from None
+    for _, field, width, conversion in pieces:
+        if (field is not None and field not in known) or width or conversion:
+            raise entry.wrong(
+                f"is not a template of file names: its fields may be {', '.join(known)}, without a format"
+            )
+    return [(literal, field or "") for literal, field, _, _ in pieces]
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name is a relative path inside a folder: without "..", not absolute, and not a pattern."""
+    parts = name.split("/")
+    return 0 < len(name) < 1000 and not re.search(r"[*?\[\]\\\0]", name) and not {"", ".", "..", "~"} & set(parts)
+
+
+def tensor_shape(spec: JsonEntry) -> tuple[int, ...]:
+    """The shape that an entry of `features.json` states; -1 for an axis of unknown length."""
+    shape = spec.get("shape")
+    dimensions = shape.get("dimensions") if shape else None
+    if dimensions is None:
+        return ()
+    found = tuple(entry.integer(-1) for entry in dimensions.list())
+    dtype = tensor_dtype(spec)
+    itemsize = np.dtype(object if dtype == "string" else dtype).itemsize
+    known = math.prod(size for size in found if size > 0) * itemsize
+    if len(found) > _MOST_AXES or known > get_limits().record_bytes:
+        raise dimensions.wrong(f"mean {known} bytes in {len(found)} axes, more than a record may have")
+    return found
+
+
+def tensor_dtype(spec: JsonEntry) -> str:
+    """The dtype of an entry of `features.json`: "string", "object", or a numeric type."""
+    given = spec.get("dtype")
+    name = given.text() if given else "float32"
+    if name not in ("string", "object") and not _is_number_type(name):
+        raise (given or spec).wrong(f"must be the name of a numeric NumPy dtype, but is {_shorten(name)}")
+    return name
+
+
+def _is_number_type(name: str) -> bool:
+    if not _DTYPE.fullmatch(name):
+        return False
+    try:
+        dtype = np.dtype(name)
+    except (TypeError, ValueError):
+        return False
+    return dtype.kind in "biufcV" and 0 < dtype.itemsize <= 16 and dtype.names is None
+
+
+def tensor_encoding(spec: JsonEntry) -> str:
+    """How the arrays of an entry of `features.json` are stored: "none", "zlib" or "bytes"."""
+    given = spec.get("encoding")
+    name = given.text().lower() if given else "none"
+    if name not in _ENCODINGS:
+        raise (given or spec).wrong(f"must be one of {', '.join(_ENCODINGS)}, but is {_shorten(name)}")
+    return name
+
+
+def get_feature_class(spec: JsonEntry) -> str:
+    """The name of the feature class in an entry of `features.json`, for error messages."""
+    name = spec.get("pythonClassName")
+    return name.text().rpartition(".")[2] if name else "?"
+
+
+FORMATS: dict[str, type[JoinedRecords]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
 
 
 def get_only_split(path: Path, storage_options: Options | None = None) -> str:
@@ -145,7 +345,7 @@ class TFDSDataSource:
         return f"TFDSDataSource({self._name}: {len(self)} records)"
 
 
-def _list_class_labels(spec: Entry, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _list_class_labels(spec: JsonEntry, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """The paths of the features that are numbers of classes."""
     if "classLabel" in spec:
         yield path
@@ -156,7 +356,7 @@ def _list_class_labels(spec: Entry, path: tuple[str, ...]) -> Iterator[tuple[str
         yield from _list_class_labels(spec["sequence"]["feature"], path)
 
 
-class Feature(abc.ABC):
+class FeatureDecoder(abc.ABC):
     """How a feature is stored, and how it is decoded."""
 
     @abc.abstractmethod
@@ -165,8 +365,8 @@ class Feature(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Dict(Feature):
-    entries: dict[str, Feature]
+class _Dict(FeatureDecoder):
+    entries: dict[str, FeatureDecoder]
 
     def decode(self, name: str, stored: dict[str, Any], rank: int) -> Any:
         prefix = f"{name}/" if name else ""
@@ -174,14 +374,14 @@ class _Dict(Feature):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sequence(Feature):
-    entry: Feature
+class _Sequence(FeatureDecoder):
+    entry: FeatureDecoder
 
     def decode(self, name: str, stored: dict[str, Any], rank: int) -> Any:
         return self.entry.decode(name, stored, rank + 1)
 
 
-class _Leaf(Feature):
+class _Leaf(FeatureDecoder):
     """A feature without features inside it. In a sequence, values are stored one after the other.
 
     For a sequence in a sequence, the lengths of the inner ones are stored too.
@@ -207,7 +407,7 @@ class _Leaf(Feature):
     @abc.abstractmethod
     def decode_many(self, values: Any) -> Any: ...
 
-    @optional
+    @overridable
     def decode_shaped(self, values: Any, shape: Any) -> Any:
         raise ValueError(f"the value has its own shape {shape}, which only numbers may have")
 
@@ -245,7 +445,7 @@ def _count_values(values: Any, shape: tuple[int, ...]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bytes(_Leaf):
+class _ByteString(_Leaf):
     shape: tuple[int, ...]
 
     def decode_one(self, values: Any) -> Any:
@@ -276,7 +476,7 @@ class _Image(_Leaf):
         return np.stack(images) if len({image.shape for image in images}) == 1 else images
 
 
-def parse_feature(spec: Entry, name: str) -> Feature:
+def parse_feature(spec: JsonEntry, name: str) -> FeatureDecoder:
     """The feature that an entry of `features.json` describes."""
     if "featuresDict" in spec:
         entries = spec["featuresDict"].get("features")
@@ -286,7 +486,7 @@ def parse_feature(spec: Entry, name: str) -> Feature:
     if "sequence" in spec:
         return _Sequence(parse_feature(spec["sequence"]["feature"], name))
     if "text" in spec:
-        return _Bytes(())
+        return _ByteString(())
     if "translation" in spec:
         return _parse_translation(spec["translation"])
     if "classLabel" in spec:
@@ -296,24 +496,25 @@ def parse_feature(spec: Entry, name: str) -> Feature:
             return _parse_tensor(spec[kind])
     if "image" in spec and ("dtype" not in spec["image"] or tensor_dtype(spec["image"]) == "uint8"):
         shape = tensor_shape(spec["image"])
-        return _Image({1: "L", 3: "RGB", 4: "RGBA"}.get(shape[2] if len(shape) > 2 else -1))
+        modes: dict[int, ImageMode] = {1: "L", 3: "RGB", 4: "RGBA"}
+        return _Image(modes.get(shape[2] if len(shape) > 2 else -1))
     raise ValueError(
         f"{name}: Bushel does not decode features of the kind {get_feature_class(spec)}. Pass decode=False and decode "
         "them yourself."
     )
 
 
-def _parse_translation(spec: Entry) -> Feature:
+def _parse_translation(spec: JsonEntry) -> FeatureDecoder:
     """A text for each language; or, if the languages differ between examples, the languages and the texts."""
     differ = spec.get("variableLanguagesPerExample")
     if differ is not None and differ.value:
-        return _Dict({name: _Sequence(_Bytes(())) for name in ("language", "translation")})
-    return _Dict({language.text(): _Bytes(()) for language in spec["languages"].list()})
+        return _Dict({name: _Sequence(_ByteString(())) for name in ("language", "translation")})
+    return _Dict({language.text(): _ByteString(()) for language in spec["languages"].list()})
 
 
-def _parse_tensor(spec: Entry) -> Feature:
+def _parse_tensor(spec: JsonEntry) -> FeatureDecoder:
     shape, kind = tensor_shape(spec), tensor_dtype(spec)
     if kind in ("string", "object"):
-        return _Bytes(shape)
+        return _ByteString(shape)
     packed: Any = {"zlib": decompress_zlib, "bytes": bytes, "none": None}[tensor_encoding(spec)]
     return _Numbers(np.dtype(kind), shape, packed)

@@ -1,7 +1,7 @@
 """Writes objects to stores: uploads, renames and removals, through obstore or an fsspec driver.
 
 A reader sees a whole object or none: a large object is sent in parts, and the store shows it when the last part has
-arrived. The order in which the files of a data set are written is decided in `output_folders.py`.
+arrived. The order in which the files of a data set are written is decided in `folders.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from typing import Any
 
 from bushel._src.base import redact
-from bushel._src.sources import fsspec_files, object_stores, store_errors
+from bushel._src.sources import fsspec_files, object_stores
 from bushel._src.sources.local_files import File
 from bushel._src.sources.paths import Options
 
@@ -55,7 +55,7 @@ def upload(path: str, url: str, options: Options | None) -> None:
             try:
                 store.put(key, file, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
             except FileNotFoundError as error:
-                if not store_errors.is_unclear_upload(error):
+                if not object_stores.is_unclear_upload(error):
                     raise
                 now = _find_version(store, key, url, settings)
                 if now is None or now == before or now[0] != size:

@@ -13,12 +13,11 @@ import numpy as np
 from bushel._src.base import redact
 from bushel._src.base.errors import DamagedFile
 from bushel._src.base.hints import explains_arguments
+from bushel._src.base.late_imports import import_package
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import file_access
-from bushel._src.sources.array_stores import ArrayFormat, ArraySource
-from bushel._src.sources.joined_stores import find_stores
-from bushel._src.sources.optional_packages import import_package
+from bushel._src.sources.array_stores import ArrayFormat, ArrayStoreSource, find_stores
 from bushel._src.sources.paths import Options, Paths, is_url
 
 _METADATA = ("zarr.json", ".zgroup", ".zarray")
@@ -29,7 +28,7 @@ _BLOSC = struct.Struct("<12xI")  # the header of a chunk that Blosc has compress
 
 @public("bushel.sources")
 @in_states("ZarrDataSource")
-class ZarrDataSource(ArraySource):
+class ZarrDataSource(ArrayStoreSource):
     """Arrays of Zarr groups, or a single array under the name "array": a record is a dict with one entry of each.
 
     With `group`, a record is a whole group of a store: see `HDF5DataSource`.
@@ -188,11 +187,11 @@ class _Watch:
         """The error to raise in place of an error of the store."""
         if not is_url(self._path):
             return error
-        from bushel._src.sources import store_errors  # loaded when it is needed: most programs read local files
+        from bushel._src.sources import object_stores
 
         name = f"{self._name}/{key}" if key else self._name
         secrets = redact.secrets_of(self._path, self._options)
-        self.failure = store_errors.explain_failure(error, name, secrets, deed)
+        self.failure = object_stores.explain_failure(error, name, secrets, deed)
         return self.failure
 
     def take_failure(self) -> BaseException | None:

@@ -29,10 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from bushel._src.base.bytecode import find_reads, read_behaviour
-from bushel._src.base.contents import remove_padding
-from bushel._src.base.distributions import find_build
-from bushel._src.base.following import is_own, is_own_file
+from bushel._src.base.code_inspection import find_build, find_reads, is_users_code, is_users_file, read_behaviour
+from bushel._src.base.exact_values import remove_padding
 from bushel._src.base.state_names import find_name, list_bases, name_of, rename_keys
 from bushel._src.sources import memory_sources
 from bushel._src.state import module_files
@@ -49,12 +47,12 @@ _LARGE = 1 << 20
 _READ_OF_FILES = 64 << 20
 """An array that is mapped from a file is read in full up to this size. Beyond it the version of the file counts."""
 _DEPTH = 48
-_WITH_PARTS = 64
+_NAMED_OBJECTS = 64
 """Of so many objects, each attribute counts by itself, so that a message can name it."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Dependency:
     """One thing that a digest has followed: a function, a class, a global, an attribute."""
 
     name: str
@@ -67,7 +65,7 @@ class Examination:
     """A digest, and what it saw."""
 
     digest: str
-    parts: list[Part]
+    parts: list[Dependency]
     libraries: list[str]
     """Functions and classes of libraries, which count by name."""
     unseen: dict[str, str]
@@ -206,7 +204,7 @@ class _Reader:
 
     def __init__(self, sampled: bool, memo: Memo):
         self.sampled, self.memo = sampled, memo
-        self.parts: list[Part] = []
+        self.parts: list[Dependency] = []
         self.libraries: set[str] = set()
         self.unseen: dict[str, str] = {}
         self.outside: set[str] = set()
@@ -226,7 +224,7 @@ class _Reader:
             name, kind, job, may_run, folder = (self._waiting or self._built).popleft()
             sink = _Sink(name, may_run, folder)
             self.guard(sink, job, kind)
-            self.parts.append(Part(name, kind, sink.hexdigest()))
+            self.parts.append(Dependency(name, kind, sink.hexdigest()))
 
     def guard(self, sink: _Sink, job: Job, what: str) -> None:
         """Calls a job. Whatever an object's class does, a pipeline can run: what cannot be read counts by its type."""
@@ -319,12 +317,12 @@ class _Reader:
         elif isinstance(value, enum.Enum):
             _put(sink, "enum", f"{name_of(kind)}.{value.name}")
             self.feed(sink, value.value, depth + 1)
-            if is_own(kind):
+            if is_users_code(kind):
                 self.refer_class(sink, kind)
         elif isinstance(value, (list, tuple, dict, set, frozenset, str, int, float, complex, bytes, bytearray)):
             self._feed_container(sink, value, depth)
         elif isinstance(value, pathlib.PurePath):
-            if is_own(kind):
+            if is_users_code(kind):
                 self.refer_class(sink, kind, constructed=False)
             _put(sink, "path")
             self.feed(sink, pathlib.PurePath.__str__(value), depth + 1)
@@ -346,7 +344,7 @@ class _Reader:
             self.feed(sink, known, depth + 1)
         elif isinstance(value, functools.partial):
             _put(sink, "partial")
-            if is_own(kind):
+            if is_users_code(kind):
                 self.refer_class(sink, kind, constructed=False)
             self.feed(sink, value.func, depth + 1)
             self.feed(sink, value.args, depth + 1)
@@ -377,7 +375,7 @@ class _Reader:
             show: Any = _show_int if plain is int else plain.__repr__
             _put(sink, name_of(kind), show(value))
         if kind not in (list, tuple, dict, set, frozenset):
-            if is_own(kind):
+            if is_users_code(kind):
                 self.refer_class(sink, kind, constructed=False)
             else:
                 _put(sink, "kind", name_of(kind))
@@ -487,7 +485,7 @@ class _Reader:
         kind = type(array)
         if array.ndim == 0:
             _put(sink, "array of no dimension")  # and no scalar
-        if is_own(kind):
+        if is_users_code(kind):
             self.refer_class(sink, kind, constructed=False)
             self._feed_attributes(sink, attributes_of(array), depth)
         elif kind not in (np.ndarray, np.memmap):
@@ -526,7 +524,7 @@ class _Reader:
 
     def _feed_function(self, sink: _Sink, function: types.FunctionType) -> None:
         name = function.__qualname__
-        if is_own(function) or function.__code__.co_filename.startswith("<doctest "):
+        if is_users_code(function) or function.__code__.co_filename.startswith("<doctest "):
             self.refer(
                 sink, id(function), function, name, "function", lambda inner: self._read_function(inner, function)
             )
@@ -618,7 +616,7 @@ class _Reader:
         while rest:
             holder = value
             if isinstance(holder, types.ModuleType):
-                if not _is_own_module(holder):
+                if not _is_users_module(holder):
                     return ".".join((path, *rest)), (key, _Named(holder.__name__, ".".join(rest)))
                 if rest[0] not in vars(holder):
                     break
@@ -643,13 +641,13 @@ class _Reader:
     def _read_import(self, sink: _Sink, module: str, level: int, taken: tuple[str, ...], names: dict[str, Any]) -> None:
         """A module that a function imports when it runs: the code of the whole module counts if it is the user's."""
         for name in module_files.list_modules(module, level, taken, names):
-            own = module_files.find_own(name)
+            own = module_files.find_users_module(name)
             if own is None:
                 self.name_library(sink, name, "")
             else:
                 self._refer_module(sink, own)
 
-    def _refer_module(self, sink: _Sink, own: module_files.OwnModule) -> None:
+    def _refer_module(self, sink: _Sink, own: module_files.UsersModule) -> None:
         def read(inner: _Sink) -> None:
             code = own.code
             if code is None:
@@ -663,8 +661,8 @@ class _Reader:
         self.refer(sink, ("module", own.name), own, f"module {own.name.rpartition('.')[2]}", "module", read)
 
     def _feed_module(self, sink: _Sink, module: types.ModuleType) -> None:
-        is_own_module = _is_own_module(module)
-        own = module_files.find_own(module.__name__) if is_own_module else None
+        is_own_module = _is_users_module(module)
+        own = module_files.find_users_module(module.__name__) if is_own_module else None
         if is_own_module and own is None:  # it was made at run time
             attributes = {name: value for name, value in vars(module).items() if not name.startswith("__")}
             read = functools.partial(self._feed_attributes, attributes=attributes, depth=0)
@@ -687,22 +685,22 @@ class _Reader:
     def _feed_callable(self, sink: _Sink, value: Any, depth: int) -> None:
         if isinstance(value, types.MethodType):
             _put(sink, "method")
-            if (owner := find_name(type(value.__self__))) is not None and not is_own(value.__func__):
+            if (owner := find_name(type(value.__self__))) is not None and not is_users_code(value.__func__):
                 _put(sink, "named", f"{owner}.{value.__name__}")  # a class of ours that has a constant
             else:
                 self.feed(sink, value.__func__, depth + 1)
             self.feed(sink, value.__self__, depth + 1)
         elif _is_builtin(value):
             self._feed_builtin(sink, value, depth)
-        elif not is_own(type(value)) and callable(wrapped := _read_attribute(value, "__wrapped__")):
+        elif not is_users_code(type(value)) and callable(wrapped := _read_attribute(value, "__wrapped__")):
             _put(sink, "wrapper", type(value).__qualname__)
-            if _is_found_by_name(value) and not _is_own_callable(wrapped):
+            if _is_found_by_name(value) and not _is_users_callable(wrapped):
                 self.name_library(sink, value.__module__, value.__qualname__)
                 return
             self.feed(sink, wrapped, depth + 1)
             if type(value).__module__.partition(".")[0] != "jaxlib":  # jax.jit keeps its own notes there
                 self._feed_attributes(sink, attributes_of(value), depth)
-        elif not is_own(type(value)) and _is_found_by_name(value):
+        elif not is_users_code(type(value)) and _is_found_by_name(value):
             self.name_library(sink, value.__module__, getattr(value, "__qualname__", value.__name__))
         else:
             self._feed_object(sink, value, depth)
@@ -721,7 +719,7 @@ class _Reader:
     # Classes and objects.
 
     def _feed_class_value(self, sink: _Sink, kind: type) -> None:
-        if is_own(kind):
+        if is_users_code(kind):
             self.refer_class(sink, kind)
         else:
             self.name_class(sink, kind)
@@ -732,7 +730,7 @@ class _Reader:
         With `constructed`, code may make objects of this class later, so its constructor may still run.
         """
         for base in list_bases(kind):
-            if is_own(base):
+            if is_users_code(base):
                 self.refer(
                     sink, id(base), base, base.__qualname__, "class", functools.partial(self._read_class, kind=base)
                 )
@@ -744,7 +742,7 @@ class _Reader:
     def _construct(self, kind: type) -> None:
         for name in _CONSTRUCTORS:
             function = vars(kind).get(name)
-            if isinstance(function, types.FunctionType) and is_own(function):
+            if isinstance(function, types.FunctionType) and is_users_code(function):
                 for path in find_reads(function.__code__).paths:
                     self._note_construction(function, path)
 
@@ -753,9 +751,9 @@ class _Reader:
         value = function.__globals__.get(path[0])
         if path[0] not in function.__globals__:
             text = f"builtins.{path[0]}"
-        elif isinstance(value, types.ModuleType) and not _is_own_module(value):
+        elif isinstance(value, types.ModuleType) and not _is_users_module(value):
             text = f"{value.__name__.partition('.')[0]}.{'.'.join(path[1:])}"
-        elif isinstance(value, types.FunctionType) and is_own(value):
+        elif isinstance(value, types.FunctionType) and is_users_code(value):
             text = "builtins.open"  # what it calls is not known here
         else:
             return
@@ -764,7 +762,7 @@ class _Reader:
 
     def _read_class(self, sink: _Sink, kind: type) -> None:
         sink.folder = _folder_of(_names_of_module(kind))
-        if type(kind) is not type and is_own(type(kind)):
+        if type(kind) is not type and is_users_code(type(kind)):
             self.refer_class(sink, type(kind))
         for name, field in vars(kind).get("__dataclass_fields__", {}).items():
             if field.metadata:
@@ -776,7 +774,7 @@ class _Reader:
                 _put(sink, "member", member.name)
                 self.feed(sink, member.value, 1)
             members = {name: value for name, value in members.items() if isinstance(value, _FUNCTIONS)}
-            members = {name: value for name, value in members.items() if is_own(_function_of(value) or kind)}
+            members = {name: value for name, value in members.items() if is_users_code(_function_of(value) or kind)}
         for name, value in sorted(members.items()):
             if name in _NOT_BEHAVIOUR or isinstance(value, _WITHOUT_VALUE) or name.startswith("_abc_"):
                 continue
@@ -787,7 +785,7 @@ class _Reader:
     def _read_member(self, sink: _Sink, kind: type, name: str, value: Any) -> None:
         _put(sink, "member", name)
         parts = [value]
-        if not is_own(type(value)):
+        if not is_users_code(type(value)):
             inner = [
                 _read_attribute(value, part) for part in ("__func__", "fget", "fset", "fdel", "func", "dispatcher")
             ]
@@ -801,7 +799,7 @@ class _Reader:
             if isinstance(part, types.FunctionType):
                 label = f"{kind.__qualname__}.{name}"
                 may_run = name not in _CONSTRUCTORS
-                if is_own(part):
+                if is_users_code(part):
                     read = functools.partial(self._read_function, function=part)
                     self.refer(sink, id(part), part, label, "method", read, may_run=may_run)
                 else:
@@ -814,12 +812,12 @@ class _Reader:
     def _feed_object(self, sink: _Sink, value: Any, depth: int) -> None:
         kind = type(value)
         _put(sink, "object", name_of(kind))
-        if is_own(kind):
+        if is_users_code(kind):
             sink.folder = sink.folder or _folder_of(_names_of_module(kind))
             self._objects += 1
             self.refer_class(sink, kind, constructed=False)
             attributes = attributes_of(value)
-            if self._objects <= _WITH_PARTS:
+            if self._objects <= _NAMED_OBJECTS:
                 for name in sorted(attributes):
                     label = f"{sink.name}.{name}" if sink.name else f"{kind.__qualname__}().{name}"
                     self._feed_named(sink, (id(value), "attribute", name), label, "attribute", attributes[name])
@@ -1001,14 +999,14 @@ def _is_builtin(function: Any) -> bool:
     )
 
 
-def _is_own_module(module: types.ModuleType) -> bool:
-    return is_own(types.FunctionType(_EMPTY, vars(module)))
+def _is_users_module(module: types.ModuleType) -> bool:
+    return is_users_code(types.FunctionType(_EMPTY, vars(module)))
 
 
 _EMPTY = compile("", "", "exec")
 
 
-def _is_own_callable(value: Any) -> bool:
+def _is_users_callable(value: Any) -> bool:
     while not isinstance(value, types.FunctionType):
         if isinstance(value, functools.partial):
             value = value.func
@@ -1017,8 +1015,8 @@ def _is_own_callable(value: Any) -> bool:
         elif (inner := _read_attribute(value, "__wrapped__")) is not None:
             value = inner
         else:
-            return is_own(type(value)) and not _is_builtin(value)
-    return is_own(value)
+            return is_users_code(type(value)) and not _is_builtin(value)
+    return is_users_code(value)
 
 
 def _is_found_by_name(value: Any) -> bool:
@@ -1029,7 +1027,7 @@ def _is_found_by_name(value: Any) -> bool:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     module = getattr(value, "__module__", None) or ""
     found: Any = sys.modules.get(module)
-    if found is None or is_own_file(module, getattr(found, "__file__", None)):
+    if found is None or is_users_file(module, getattr(found, "__file__", None)):
         return False
     for part in name.split(".") if isinstance(name, str) else [""]:
         found = getattr(found, part, None) if found is not None else None

@@ -1,10 +1,11 @@
-"""The identity of a pipeline: a tree of names and digests, one per node, and the difference between two of them.
+"""The identity of a pipeline: a tree of names and digests, one per node.
 
-Executors, threads and buffers do not count: they never change the output.
+Also the difference between two identities, and what an identity has seen, as a table: `bushel.explain_identity(ds)`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import pathlib
@@ -13,16 +14,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from bushel._src.base.following import is_own
+from bushel._src.base import tables
+from bushel._src.base.code_inspection import is_users_code
+from bushel._src.base.public import public
 from bushel._src.base.state_names import find_name, name_of, rename_keys
 from bushel._src.base.transforms import show_value
-from bushel._src.graph.custom import Custom
-from bushel._src.graph.leaves import Source
 from bushel._src.graph.node import Node, skip_transparent
-from bushel._src.graph.ordered import MixStream
-from bushel._src.graph.records import Records
-from bushel._src.sources.iterables import IterableStream
+from bushel._src.graph.source_nodes import RecordStream, SourceNode
+from bushel._src.graph.stream_ops import MixStream
+from bushel._src.graph.user_datasets import Custom
 from bushel._src.sources.protocol import file_fingerprint
+from bushel._src.sources.user_sources import IterableStream
 from bushel._src.state.digest import (
     Examination,
     Memo,
@@ -38,7 +40,7 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode differs between Python versions, so across versions functions are compared by name only."""
 
 BY_KEY = "mix by key"
-OWN_PART = "_own_identity"
+NODE_IDENTITY = "_own_identity"
 """The attribute of a node that keeps its part of the identity."""
 
 _WHOLE = "_identity"
@@ -80,7 +82,7 @@ def _identify(node: Node, memo: Memo, described: set[str]) -> list[Any]:
     if isinstance(node, MixStream) and node.keys is not None:
         # The weights and the parts of a mixture by key may change between runs: parts are compared by name.
         return [BY_KEY, BY_KEY, "", [[key, key, "", [part]] for key, part in zip(node.keys, parents, strict=True)]]
-    call, parameters, functions = own_part(node, memo)
+    call, parameters, functions = identify_node(node, memo)
     if functions in described:  # a thousand parts of a mixture may have the same functions: they are named once
         functions = functions.partition(_DETAIL)[0]
     described.add(functions)
@@ -93,24 +95,26 @@ def freeze(node: Node, memo: Memo | None = None) -> None:
     A function may change what it closes over while it runs, and that is no part of an identity. A pipeline whose
     functions never run, and whose state nobody asks for, is never digested: building one is cheap.
     """
-    if OWN_PART in vars(node):  # it was frozen before, and its parents before it
+    if NODE_IDENTITY in vars(node):  # it was frozen before, and its parents before it
         return
     memo = memo or Memo()
     for parent in node.parents:
         freeze(parent, memo)
     # The data of a source, or of a file, do not change when they are read. Attributes of a user's own source may.
-    keeps = isinstance(node, Source) and is_own(type(node.source)) and not hasattr(node.source, "fingerprint")
-    if keeps or not (isinstance(node, (Source, Records)) or node.transparent):
-        own_part(node, memo)
+    keeps = (
+        isinstance(node, SourceNode) and is_users_code(type(node.source)) and not hasattr(node.source, "fingerprint")
+    )
+    if keeps or not (isinstance(node, (SourceNode, RecordStream)) or node.transparent):
+        identify_node(node, memo)
 
 
-def own_part(node: Node, memo: Memo | None = None) -> tuple[str, str, str]:
+def identify_node(node: Node, memo: Memo | None = None) -> tuple[str, str, str]:
     """The part of the identity that is the node's own, found out once and kept."""
-    known = vars(node).get(OWN_PART)
+    known = vars(node).get(NODE_IDENTITY)
     if known is None:
-        call, parameters, functions, examined = _own_part(node, memo or Memo())
+        call, parameters, functions, examined = _identify_node(node, memo or Memo())
         vars(node)[EXAMINED] = examined
-        known = vars(node)[OWN_PART] = call, parameters, functions
+        known = vars(node)[NODE_IDENTITY] = call, parameters, functions
     return known
 
 
@@ -132,12 +136,12 @@ def identify_in_full(node: Node, *, trust_source: bool, method: str) -> str:
 def _in_full(node: Node, memo: Memo, trust_source: bool, method: str) -> list[Any]:
     node = skip_transparent(node)
     parents = [_in_full(parent, memo, trust_source, method) for parent in node.parents]
-    _, parameters, functions = own_part(node, memo)
+    _, parameters, functions = identify_node(node, memo)
     return [_data_in_full(node, parameters, memo, trust_source, method), functions.partition(_DETAIL)[0], parents]
 
 
 def _data_in_full(node: Node, parameters: str, memo: Memo, trust_source: bool, method: str) -> str:
-    if isinstance(node, (Source, Records)):
+    if isinstance(node, (SourceNode, RecordStream)):
         subject = node.source
     elif node.own_class is not None and not node.parents:
         subject = cast(Custom, node).dataset
@@ -161,24 +165,24 @@ def examine_all_data(node: Node, subject: Any, memo: Memo) -> tuple[Examination,
 
 
 def _describe_subject(node: Node, subject: Any) -> str:
-    if isinstance(node, Records):
+    if isinstance(node, RecordStream):
         return f"{node.name}({getattr(subject, 'name', type(subject).__name__)})"
-    return f"the source {type(subject).__name__}" if isinstance(node, Source) else type(subject).__name__
+    return f"the source {type(subject).__name__}" if isinstance(node, SourceNode) else type(subject).__name__
 
 
 def _is_function(name: str, value: Any) -> bool:
     return callable(value) or name in ("transform", "selection_map")
 
 
-def _own_part(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Examination]]:
+def _identify_node(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Examination]]:
     """The call, the digests of parameters and functions, and what they have seen."""
-    if isinstance(node, Source):
+    if isinstance(node, SourceNode):
         data = examine(fingerprint(node.source), sampled=True, memo=memo, name="data")
         code = _examine_code_of_source(node.source, memo)
         seen = {"data": data} if code is None else {"data": data, "code": code}
         return node.call(), data.digest, "" if code is None else _with_details({"source": code}), seen
-    if isinstance(node, Records):
-        return _part_of_records(node, memo)
+    if isinstance(node, RecordStream):
+        return _identify_records(node, memo)
     parameters: dict[str, Any] = {}
     functions: dict[str, Examination] = {}
     for name, value in rename_keys(type(node), node.parameters()).items():
@@ -200,7 +204,7 @@ def _own_part(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Examinat
     return node.call(), values.digest, _with_details(functions), {**functions, "parameters": values}
 
 
-def _part_of_records(node: Records, memo: Memo) -> tuple[str, str, str, dict[str, Examination]]:
+def _identify_records(node: RecordStream, memo: Memo) -> tuple[str, str, str, dict[str, Examination]]:
     """The part of records that are read in order. What a user's function or iterable does counts as code."""
     seen: dict[str, Examination] = {}
     iterable = getattr(node.source, "iterable", None)
@@ -210,7 +214,7 @@ def _part_of_records(node: Records, memo: Memo) -> tuple[str, str, str, dict[str
     seen["data"] = data
     if callable(iterable):
         seen["code"] = examine(iterable, memo=memo)
-    elif iterable is not None and is_own(type(iterable)):
+    elif iterable is not None and is_users_code(type(iterable)):
         seen["code"] = examine(type(iterable), memo=memo)
     functions = {"source": seen["code"]} if "code" in seen else {}
     return node.call(), data.digest, _with_details(functions), seen
@@ -218,7 +222,7 @@ def _part_of_records(node: Records, memo: Memo) -> tuple[str, str, str, dict[str
 
 def _examine_code_of_source(source: Any, memo: Memo) -> Examination | None:
     """What the class of a user's own source does; None for a source of a library."""
-    return examine(type(source), memo=memo) if is_own(type(source)) else None
+    return examine(type(source), memo=memo) if is_users_code(type(source)) else None
 
 
 def _name_function(value: Any) -> str:
@@ -282,7 +286,7 @@ def _name_source(source: Any) -> str:
 
 def _list_attributes(source: Any) -> list[Any]:
     """The attributes of a source of the user's own that say what it gives. Handles may change while it is read."""
-    if not is_own(type(source)):
+    if not is_users_code(type(source)):
         return []
     return [{name: _show_attribute(value) for name, value in attributes_of(source).items() if _is_said(value)}]
 
@@ -301,7 +305,7 @@ def _is_said(value: Any) -> bool:
         return False
     return (
         kind.__module__.lstrip("_").partition(".")[0] in _OF_VALUES
-        or is_own(kind)
+        or is_users_code(kind)
         or is_in_memory(value)
         or callable(value)
         or callable(getattr(kind, "fingerprint", None))
@@ -359,9 +363,9 @@ def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
         found = examine(name, subject, memo=memo, name=name)
         return found, _find_problem(found)
     attributes = attributes_of(subject)
-    own_class = type(subject) if is_own(type(subject)) else None
+    own_class = type(subject) if is_users_code(type(subject)) else None
     found = examine(name, attributes, memo=memo, name=name, class_of=own_class)
-    if not is_own(type(subject)):
+    if not is_users_code(type(subject)):
         kind = type(subject)
         return found, f"{kind.__module__.partition('.')[0]}.{kind.__name__} has no fingerprint"
     return found, _find_problem(found)
@@ -521,3 +525,113 @@ def _describe_node(node: Node) -> list[Any]:
 
 
 describe.append(_describe_dataset)
+
+
+_HEAD = ("operation", "what", "how", "digest")
+
+
+@dataclasses.dataclass(frozen=True)
+class IdentityPart:
+    """One thing that an identity has seen, or could not see."""
+
+    operation: str
+    """The operation, as it reads in the pipeline."""
+    what: str
+    """A function, a class, a global, an attribute, the data, or a library."""
+    how: str
+    """How it counts: its code or value, in full, by samples, by fingerprint, by name, or not at all."""
+    digest: str = ""
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """The cells of a table."""
+        return self.operation, self.what, self.how, self.digest
+
+
+@public("bushel")
+@dataclasses.dataclass(frozen=True)
+class IdentityExplanation:
+    """What the identity of a pipeline has seen: what a state, a cache, a column and a saved folder depend on.
+
+    Print it, or show it in a notebook.
+    """
+
+    parts: tuple[IdentityPart, ...]
+
+    def __repr__(self) -> str:
+        return tables.as_text(_HEAD, [part.row for part in self.parts], left=len(_HEAD))
+
+    def _repr_html_(self) -> str:
+        return tables.as_html(_HEAD, [part.row for part in self.parts])
+
+
+@public("bushel")
+def explain_identity(dataset: Any) -> IdentityExplanation:
+    """Says what makes a pipeline the same one for a state, a cache, a column, or a folder that `save` continues.
+
+    Per operation it lists the functions, classes, globals and attributes that its functions reach, the data and how
+    they are compared, the libraries that count by name, and what could not be seen.
+
+    Args:
+      dataset: a MapDataset, an IterDataset, or an iterator of one.
+
+    >>> from bushel import MapDataset
+    >>> SCALE = 2
+    >>> explanation = explain_identity(MapDataset.range(3).map(lambda x: x * SCALE))
+    >>> [(part.what, part.how) for part in explanation.parts if part.operation.startswith("map")][1:]
+    [('<lambda>', 'function'), ('SCALE', 'global')]
+    """
+    node = getattr(dataset, "_node", None)
+    if not isinstance(node, Node):
+        raise TypeError(f"explain_identity takes a MapDataset, an IterDataset or an iterator, got {dataset!r}.")
+    prepare(node)
+    parts: list[IdentityPart] = []
+    _collect(node, parts, Memo(), set())
+    return IdentityExplanation(tuple(parts))
+
+
+def _collect(node: Node, parts: list[IdentityPart], memo: Memo, seen: set[int]) -> None:
+    node = skip_transparent(node)
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    for parent in node.parents:
+        _collect(parent, parts, memo, seen)
+    call = node.call()
+    _, parameters, _ = identify_node(node, memo)
+    examined: dict[str, Examination] = vars(node)[EXAMINED]
+    if isinstance(node, (SourceNode, RecordStream)) or (isinstance(node, Custom) and not node.parents):
+        parts += _describe_data(call, node, examined, memo)
+    else:
+        parts.append(IdentityPart(call, "parameters", "all values", parameters[:6]))
+    for name, found in examined.items():
+        if name not in ("data", "parameters"):
+            parts += _describe_code(call, found)
+
+
+def _describe_data(call: str, node: Node, examined: dict[str, Examination], memo: Memo) -> list[IdentityPart]:
+    """How a state compares the data of a source, and how a cache on disk does."""
+    found = examined.get("data") or examined["parameters"]
+    subject = node.source if isinstance(node, (SourceNode, RecordStream)) else getattr(node, "dataset", None)
+    full, problem = examine_all_data(node, subject, memo)
+    how = "in a state: samples" if found.sampled else "in a state: in full"
+    given = subject.iterable if isinstance(subject, IterableStream) else subject
+    if isinstance(subject, IterableStream) and callable(given):
+        how = "the code of its function"
+    elif callable(getattr(given, "fingerprint", None)) and not getattr(given, "in_memory", False):
+        how = "by fingerprint"
+    elif problem and subject is given:
+        how = "in a state: its class, attributes, length and repr"
+    rows = [IdentityPart(call, "data", how, found.digest[:6])]
+    known = how if how in ("by fingerprint", "the code of its function") else "in full"
+    on_disk = f"unknown: {problem}" if problem else known
+    where = "in cache(folder), save, column(cache_dir=...)"
+    rows.append(IdentityPart(call, "data", f"{where}: {on_disk}", full.digest[:6]))
+    return rows
+
+
+def _describe_code(call: str, found: Examination) -> list[IdentityPart]:
+    rows = [IdentityPart(call, part.name, part.kind, part.digest[:6]) for part in found.parts]
+    rows += [IdentityPart(call, name, "by name (library)") for name in found.libraries]
+    rows += [IdentityPart(call, name, f"only its type: {why}") for name, why in found.unseen.items()]
+    return rows

@@ -11,11 +11,11 @@ import sys
 import types
 from typing import Any
 
-from bushel._src.base import following
+from bushel._src.base import code_inspection
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnModule:
+class UsersModule:
     """A module of the user's own."""
 
     name: str
@@ -89,19 +89,19 @@ def list_modules(module: str, level: int, taken: tuple[str, ...], names: dict[st
     parts = [module]
     for name in taken:
         inner = f"{module}.{name}"
-        if name != "*" and find_own(inner) is not None:
+        if name != "*" and find_users_module(inner) is not None:
             parts.append(inner)
     return parts
 
 
-def find_own(name: str) -> OwnModule | None:
+def find_users_module(name: str) -> UsersModule | None:
     """A module of the user's own with a source file; None for any other."""
     loaded = sys.modules.get(name)
     file = getattr(loaded, "__file__", None) if loaded is not None else _find_file(name)
     if not isinstance(file, str) or not file.endswith(".py"):
         return None
     # Asked as following.is_own asks, which knows modules by name and file.
-    return OwnModule(name, file) if following.is_own_file(name, file) else None
+    return UsersModule(name, file) if code_inspection.is_users_file(name, file) else None
 
 
 def _find_file(name: str) -> str | None:

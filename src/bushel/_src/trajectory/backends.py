@@ -11,19 +11,25 @@ import numpy as np
 
 from bushel._src.base import blocks
 from bushel._src.base.errors import StateMismatch
-from bushel._src.base.options import DatasetOptions, MultiprocessingOptions, RayOptions, ReadOptions, WorkerOptions
-from bushel._src.base.sharding import ShardOptions
+from bushel._src.base.options import (
+    DatasetOptions,
+    MultiprocessingOptions,
+    RayOptions,
+    ReadOptions,
+    ShardOptions,
+    WorkerOptions,
+)
 from bushel._src.base.state_names import in_states
 from bushel._src.datasets.dataset import MapDataset, WithOptionsIterDataset
 from bushel._src.datasets.iterator import DatasetIterator
 from bushel._src.engine.report import Report
+from bushel._src.graph.cursors import State, read_count
 from bushel._src.graph.origins import ElementOrigin
-from bushel._src.graph.state_fields import State, read_count
 from bushel._src.index import epochs
 from bushel._src.loaders.elastic import ElasticIterator
-from bushel._src.state import envelope, identity
-from bushel._src.trajectory.dataset import TrajectoryDataset
+from bushel._src.state import identity, state_forms
 from bushel._src.trajectory.single_pass import prefetch
+from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
 
 _POSITION = "global_next_index"  # the key of ElasticIterator, so that each back end restores the states of the other
 
@@ -124,7 +130,7 @@ class _Positions:
 
 @in_states("backend_frames")
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Frames:
+class _FramesOfBatch:
     """A function from positions to a batch of their frames. Draws are functions of the position."""
 
     dataset: MapDataset[Any]
@@ -159,7 +165,7 @@ class _GrainIterator(DatasetIterator[Any]):
 
     def _build_pipeline(self, start: int) -> Any:
         running, options = self._running, self._running.dataset.read_options
-        batches = self._grain.MapDataset.source(_Positions(running, start)).map(_Frames(running.dataset.dataset))
+        batches = self._grain.MapDataset.source(_Positions(running, start)).map(_FramesOfBatch(running.dataset.dataset))
         stream = batches.to_iter_dataset(_convert_options(self._grain.ReadOptions, options))
         if not isinstance(running.workers, MultiprocessingOptions) or not running.workers.num_workers:
             return stream
@@ -189,10 +195,10 @@ class _GrainIterator(DatasetIterator[Any]):
 
     def get_state(self) -> State:
         position = self._start + self._delivered * self._running.batch_size
-        return envelope.seal({_POSITION: position}, self._identity)
+        return state_forms.seal({_POSITION: position}, self._identity)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
-        position = read_count(envelope.unseal(state, self._identity, check=check), _POSITION)
+        position = read_count(state_forms.unseal(state, self._identity, check=check), _POSITION)
         length = len(self._running.dataset)
         if position > length:
             raise StateMismatch(

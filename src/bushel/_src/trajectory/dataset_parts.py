@@ -1,7 +1,6 @@
-"""The parts of a `TrajectoryDataset`, and the functions that are applied to it. `dataset.py` puts them together.
+"""The parts of a `TrajectoryDataset`, alone or joined, and the functions that are applied to them.
 
-A part is a table of episodes with a description of the samples, or trajectories that a user's function returns. Only a
-table lets the library compute a sample without its whole trajectory.
+`trajectory_dataset.py` puts them together.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,67 @@ import numpy as np
 from bushel._src.base import trees
 from bushel._src.base.state_names import in_states
 from bushel._src.datasets.dataset import MapDataset
-from bushel._src.trajectory.numpy_or_jax import to_numpy, to_objects
+from bushel._src.trajectory.data_utils import flatten_tree, to_numpy, to_objects
+from bushel._src.trajectory.episodes import Episodes
 from bushel._src.trajectory.sample_index import index_samples
 from bushel._src.trajectory.samples import SampleOrigins, Samples
 from bushel._src.trajectory.single_pass import evaluate_once
+
+Normalization = Callable[[np.ndarray, str, np.ndarray], np.ndarray]
+
+
+@in_states("normalize_each")
+@dataclasses.dataclass(frozen=True, eq=False)
+class NormalizeEach:
+    """Normalises each row with the statistics of its data set. `ends` are the ends of the data sets, in episodes."""
+
+    parts: tuple[Normalization | None, ...]
+    ends: np.ndarray
+
+    def __call__(self, values: np.ndarray, name: str, episode: np.ndarray) -> np.ndarray:
+        """Normalises `values` of the entry `name` in place. Row i belongs to `episode[i]`."""
+        which = np.searchsorted(self.ends, episode, side="right")
+        for number, part in enumerate(self.parts):
+            here = which == number
+            if part is not None and here.any():
+                values[here] = part(values[here], name, episode[here])
+        return values
+
+
+def join_samples(parts: Sequence[Samples]) -> Samples | None:
+    """The samples of all data sets, one data set after another, or None if transforms or layouts of tables differ.
+
+    All draws use the seed of the first data set.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for part in parts[1:]:
+        same = (part.transforms, part.row_functions, part.compat, part.labelled_only)
+        if same != (first.transforms, first.row_functions, first.compat, first.labelled_only):
+            return None
+        if _describe_layout(part.episodes) != _describe_layout(first.episodes):
+            return None
+    tables = [part.episodes for part in parts]
+    ends = np.cumsum([len(table) for table in tables])
+    chosen = np.concatenate([part.chosen + end - len(part.episodes) for part, end in zip(parts, ends)])
+    kept = None
+    if any(part.kept is not None for part in parts):
+        all_of = [np.ones(table.frames, dtype=bool) for table in tables]
+        kept = np.concatenate([every if part.kept is None else part.kept for part, every in zip(parts, all_of)])
+    normalize = None
+    if any(part.normalize is not None for part in parts):
+        normalize = NormalizeEach(tuple(part.normalize for part in parts), ends)
+    return dataclasses.replace(first, episodes=Episodes.join(tables), chosen=chosen, kept=kept, normalize=normalize)
+
+
+def _describe_layout(table: Episodes) -> list[Any]:
+    """What must be equal in tables that are joined: the leaves, their dtypes, and the shapes of numbers."""
+    return sorted(
+        (path, str(column.take(np.zeros(1, np.int64)).dtype), column.entry_shape if column.is_numeric else None)
+        for path, column in flatten_tree(table.columns).items()
+    )
+
 
 _KEPT_TRAJECTORIES = 8
 
@@ -94,7 +150,7 @@ Part = TablePart | OpaquePart
         "_lock": None,
     },
 )
-class _Frames:
+class _OpaqueFrames:
     """The frames of opaque trajectories: each frame needs its whole trajectory, so the last eight are kept."""
 
     # The identity in saved states holds the name of this class and of its attributes: with other names the states of
@@ -107,7 +163,7 @@ class _Frames:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
-        return _Frames, (self._trajectories, self._lengths)
+        return _OpaqueFrames, (self._trajectories, self._lengths)
 
     def __call__(self, index: int, number: int) -> Any:
         place = int(np.searchsorted(self._ends, number, side="right"))
@@ -136,7 +192,7 @@ def flatten_opaque(trajectories: MapDataset[Any]) -> OpaquePart:
             f"None of the {len(lengths)} trajectories has a frame: the functions that were applied to them returned "
             "None or no frame for each of them. Did you forget a return?"
         )
-    return OpaquePart(MapDataset.range(int(lengths.sum())).map_with_index(_Frames(trajectories, lengths)))
+    return OpaquePart(MapDataset.range(int(lengths.sum())).map_with_index(_OpaqueFrames(trajectories, lengths)))
 
 
 @in_states("count_steps")

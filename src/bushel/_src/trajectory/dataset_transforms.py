@@ -17,19 +17,16 @@ from bushel._src.base.errors import BushelWarning
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.datasets.dataset import MapDataset
-from bushel._src.trajectory import goal_relabeling, task_augmentation
-from bushel._src.trajectory.compat import Compat, is_faithful
-from bushel._src.trajectory.config_values import accept_configs, as_mapping
-from bushel._src.trajectory.data_utils import Tree
-from bushel._src.trajectory.dataset import TrajectoryDataset
-from bushel._src.trajectory.frame_columns import Numbers
-from bushel._src.trajectory.frame_windows import Windows
-from bushel._src.trajectory.module_spec import Function, list_functions, load_function
+from bushel._src.trajectory import task_augmentation
+from bushel._src.trajectory.config_values import Function, accept_configs, as_mapping, list_functions, load_function
+from bushel._src.trajectory.data_utils import Compat, Tree, reproduces_faults
+from bushel._src.trajectory.episodes import Numbers
 from bushel._src.trajectory.obs_transforms import augment, decode_and_resize, image_dropout, over_window
 from bushel._src.trajectory.samples import LANGUAGES, Samples, Transforms
 from bushel._src.trajectory.single_pass import evaluate_once
 from bushel._src.trajectory.task_augmentation import Rephraser
-from bushel._src.trajectory.traj_transforms import list_proprio_names
+from bushel._src.trajectory.traj_transforms import Windows, list_proprio_names
+from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
 
 
 @public("bushel.trajectory")
@@ -89,7 +86,7 @@ def apply_trajectory_transforms(
     assert samples is not None
     _check_layout(samples.episodes.columns, samples.transforms is not None)
     compat = samples.compat if compat is None else compat
-    if override_window_size is not None and not is_faithful(compat):
+    if override_window_size is not None and not reproduces_faults(compat):
         checks.positive(override_window_size, "override_window_size")
     transforms = Transforms(
         Windows(window_size, action_horizon, override_window_size, compat),
@@ -141,7 +138,7 @@ TaskStrategy = Literal["delete_task_conditioning", "rephrase_instruction", "dele
 def _parse_goal_strategy(strategy: str | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     if strategy is None:
         return {}
-    _check_strategy(strategy, goal_relabeling, ("uniform",), kwargs, {"max_goal_distance"})
+    _check_strategy(strategy, "goal_relabeling", ("uniform",), kwargs, {"max_goal_distance"})
     return {"relabel_goals": True, **kwargs}
 
 
@@ -157,7 +154,7 @@ def _parse_task_strategy(strategy: str | None, kwargs: Mapping[str, Any], compat
     if "pickle_file_path" in takes.get(strategy, ()) and {"paraphrases_repo", "paraphrases_filename"} & set(arguments):
         octo = [arguments.pop(name, None) for name in ("paraphrases_repo", "paraphrases_filename")]
         arguments["pickle_file_path"] = task_augmentation.choose_paraphrases(arguments.get("pickle_file_path"), *octo)
-    _check_strategy(strategy, task_augmentation, tuple(takes), arguments, takes.get(strategy, set()), needed=True)
+    _check_strategy(strategy, "task_augmentation", tuple(takes), arguments, takes.get(strategy, set()), needed=True)
     if "pickle_file_path" in arguments:
         given = arguments.pop("pickle_file_path")
         arguments["rephraser"] = given if isinstance(given, Rephraser) else Rephraser(given, compat)
@@ -165,9 +162,8 @@ def _parse_task_strategy(strategy: str | None, kwargs: Mapping[str, Any], compat
 
 
 def _check_strategy(
-    strategy: str, module: Any, names: tuple[str, ...], given: Mapping[str, Any], takes: set[str], needed: bool = False
+    strategy: str, where: str, names: tuple[str, ...], given: Mapping[str, Any], takes: set[str], needed: bool = False
 ) -> None:
-    where = module.__name__.rpartition(".")[2]
     checks.choice(strategy, names, f"The strategy of {where}")
     if set(given) - takes or (needed and takes - set(given)):
         raise ValueError(f"{where}: {strategy} takes {sorted(takes)}, got {sorted(given)}.")
@@ -295,7 +291,7 @@ def apply_frame_transforms(
       compat: "crossformer" for the shapes and draws of the original; by default the `compat` of the dataset.
     """
     augmented = dict(as_mapping(image_augment_kwargs or {}, "image_augment_kwargs"))
-    if train and not is_faithful(compat):
+    if train and not reproduces_faults(compat):
         _check_augmented(augmented, dataset.image_names)
     change = FrameTransforms(
         bool(train),

@@ -1,6 +1,6 @@
 """Encoded images that stay in their files until they are needed: as handles, or as (record, start, size).
 
-`ImageParts` is what reads them; each format of episodes has its own. For records, `rlds/episode_index.py` finds where
+`ImageDatasetFiles` is what reads them; each format of episodes has its own. For records, `rlds/reader.py` finds where
 in a record an image lies. `pixels.py` decodes the bytes.
 """
 
@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from bushel._src.base import redact
-from bushel._src.base.contract import optional
-from bushel._src.base.state_names import in_states
-from bushel._src.sources.record_files import RecordSource
+from bushel._src.base.state_names import in_states, overridable
+from bushel._src.sources.record_files import JoinedRecords
 from bushel._src.sources.tfrecord import TFRecordDataSource
 
 _KEPT_BYTES = 64 << 20
@@ -49,7 +48,7 @@ class ImageParts(abc.ABC):
     def describe(self, record: int, start: int) -> str:
         """Where an image is, for an error: its file, and which image of the file it is."""
 
-    @optional
+    @overridable
     def for_other_machines(self) -> ImageParts:
         """A reader whose pickles name no file of this machine's cache; by default this reader, which names none."""
         return self
@@ -67,7 +66,7 @@ class RecordParts(ImageParts):
     files that have changed.
     """
 
-    def __init__(self, source: RecordSource):
+    def __init__(self, source: JoinedRecords):
         # The identity in saved states holds the names of these attributes: with others, older states would be refused.
         self._source = source
         self._alone: dict[int, RecordParts] = {}
@@ -76,7 +75,7 @@ class RecordParts(ImageParts):
         self._lock = threading.Lock()
 
     @property
-    def source(self) -> RecordSource:
+    def source(self) -> JoinedRecords:
         """The source of the whole records."""
         return self._source
 
@@ -142,7 +141,7 @@ _opened: collections.OrderedDict[str, RecordParts] = collections.OrderedDict()
 _opened_lock = threading.Lock()
 
 
-def _open_once(key: str, source: RecordSource) -> RecordParts:
+def _open_once(key: str, source: JoinedRecords) -> RecordParts:
     """The reader of a source that came from another process. One with open files is used again if there is one."""
     with _opened_lock:
         parts = _opened.pop(key, None) or RecordParts(source)
@@ -165,12 +164,12 @@ def _cut_part(data: bytes, record: int, start: int, size: int) -> bytes:
 class Encoded:
     """An encoded image that is still in its file. `len(image)` is its stored size in bytes, `bytes(image)` reads it.
 
-    An image equals its bytes. Arrays of pixels have a header in them (`stored_pixels.py`). It has no hash, since the
+    An image equals its bytes. Arrays of pixels have a header in them (`pixels.py`). It has no hash, since the
     hash of the bytes would need a read. `read_all` reads many images in less time than one by one.
     """
 
     __slots__ = ("_parts", "_record", "_size", "_start")
-    _is_no_data = True  # it never changes: see base/ownership.py
+    _is_no_data = True  # it never changes: see base/private_elements.py
 
     def __init__(self, parts: ImageParts, record: int, start: int, size: int):
         self._parts, self._record, self._start, self._size = parts, record, start, size

@@ -1,32 +1,104 @@
-"""`DatasetConfig` and `MixtureConfig`: data sets and mixtures as plain data. `loader.py` opens them."""
+"""`DatasetConfig` and `MixtureConfig`: data sets and mixtures as plain data, in code or in a file.
+
+A file may name functions of trusted modules only. `trajectory_loader.py` opens the data sets.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import json
 import math
 import numbers
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from bushel._src.base import checks, redact, sealed
-from bushel._src.base.public import public
-from bushel._src.sources.optional_packages import import_package
+from bushel._src.base import checked_files, checks, redact
+from bushel._src.base.late_imports import import_package
+from bushel._src.base.public import find_module, public
 from bushel._src.trajectory.backends import BACKENDS
-from bushel._src.trajectory.compat import Compat, is_faithful
-from bushel._src.trajectory.config_values import as_mapping, make_plain, refuse_unknown, to_json
+from bushel._src.trajectory.config_values import SPEC_KEYS, Function, as_mapping, make_plain, refuse_unknown, to_json
+from bushel._src.trajectory.data_utils import Compat, reproduces_faults
 from bushel._src.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
-from bushel._src.trajectory.episode_formats import EpisodeFormat, check_format
-from bushel._src.trajectory.module_spec import Function
+from bushel._src.trajectory.episode_builder import EpisodeFormat, check_format
 from bushel._src.trajectory.normalization import NormalizationType, Scaling, read_normalization_type
-from bushel._src.trajectory.oxe.entry_points import make_oxe_dataset_kwargs, make_oxe_dataset_kwargs_and_weights
+from bushel._src.trajectory.oxe.registry import (
+    PROJECTS,
+    load_tables,
+    make_oxe_dataset_kwargs,
+    make_oxe_dataset_kwargs_and_weights,
+)
 from bushel._src.trajectory.standard_layout import Keys
-from bushel._src.trajectory.statements import Statements
-from bushel._src.trajectory.trusted_functions import check_references
+from bushel._src.trajectory.standardization_steps import Statements
+
+_REFERENCE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
+_DOORS = (
+    "bushel.trajectory",
+    *(f"bushel.trajectory.{name}" for name in ("data_utils", "goal_relabeling", "obs_transforms", "traj_transforms")),
+)
+"""Public modules whose functions a file may name, if they are defined in one of the modules of `_PURE`."""
+_PURE = {
+    f"bushel._src.trajectory.{name}"
+    for name in (
+        "augmentations",
+        "data_utils",
+        "goal_relabeling",
+        "normalization",
+        "obs_transforms",
+        "traj_transforms",
+        "oxe.special_transforms",
+    )
+}
+"""Our own modules whose functions every file may name: they only compute, and read or write no files."""
+_TABLES = {f"bushel.trajectory.oxe.{project}": project for project in PROJECTS}
+
+
+def check_references(content: Any, path: str, modules: Sequence[str]) -> None:
+    """Raises ValueError for a configuration that names a function outside `modules` and our own transforms.
+
+    Args:
+      content: the content of the file.
+      path: the path of the file, for the error.
+      modules: packages and modules that the caller trusts, such as "my_robots".
+    """
+    for module, name in _find_references(content):
+        trusted = any(module == known or module.startswith(f"{known}.") for known in modules)
+        if not trusted and not _is_own_transform(module, name):
+            raise ValueError(
+                f"{path} names the function {module}:{name}, which would be imported and called. If you trust the "
+                f"file, say so in your code: MixtureConfig.from_file({path!r}, modules=[{module.partition('.')[0]!r}])."
+            )
+
+
+def _is_own_transform(module: str, name: str) -> bool:
+    if module in _TABLES and name in load_tables(_TABLES[module]).functions:
+        return True
+    if module not in (*_DOORS, *_TABLES):
+        return False
+    # A name with dots is refused, since getattr does not find it: it could lead to another module.
+    function = getattr(importlib.import_module(module), name, None)
+    return isinstance(function, types.FunctionType) and find_module(function) in _PURE
+
+
+def _find_references(content: Any) -> Iterator[tuple[str, str]]:
+    """Module and name of each function that a configuration names."""
+    if isinstance(content, str):
+        if match := _REFERENCE.fullmatch(content):
+            yield match[1], match[2]
+    elif isinstance(content, Mapping):
+        if set(content) == SPEC_KEYS:
+            yield str(content["module"]), str(content["name"])
+        for value in content.values():
+            yield from _find_references(value)
+    elif isinstance(content, (list, tuple)):
+        for value in content:
+            yield from _find_references(value)
 
 
 @public("bushel.trajectory")
@@ -189,7 +261,7 @@ class MixtureConfig:
         if self.batch_size is not None:
             checks.positive(self.batch_size, "batch_size")
         checks.seed(self.seed)
-        is_faithful(self.compat)
+        reproduces_faults(self.compat)
         checks.choice(self.data_backend, BACKENDS, "data_backend")
         _check_kwargs(self.traj_transform_kwargs, "traj_transform_kwargs", list_traj_arguments())
         _check_kwargs(self.frame_transform_kwargs, "frame_transform_kwargs", list_frame_arguments())
@@ -303,7 +375,7 @@ class MixtureConfig:
         if Path(path).suffix != ".json":
             raise ValueError(f"A config can be saved only to a .json file; got {os.fspath(path)!r}.")
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
-        with sealed.replacing(path) as file:
+        with checked_files.replacing(path) as file:
             file.write(text.encode())
 
     def changed(self, **changes: Any) -> Self:

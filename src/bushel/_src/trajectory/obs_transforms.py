@@ -19,17 +19,18 @@ from bushel._src.base import checks, trees
 from bushel._src.base.errors import BushelWarning
 from bushel._src.base.public import public
 from bushel._src.trajectory.augmentations import augment_image
-from bushel._src.trajectory.compat import Compat, is_faithful
-from bushel._src.trajectory.encoded_images import describe_origin
-from bushel._src.trajectory.numpy_or_jax import (
+from bushel._src.trajectory.data_utils import (
+    Compat,
     draw_uniform,
     fold_in,
     get_namespace,
     is_jax,
     is_traced,
     make_key,
+    reproduces_faults,
     to_objects,
 )
+from bushel._src.trajectory.encoded_images import describe_origin
 from bushel._src.trajectory.pixels import (
     check_size,
     decode_depth,
@@ -75,7 +76,7 @@ def decode_and_resize(
       depth_resize_size: the same for depth images.
       compat: "crossformer" gives padding of depth images a third axis, which real depth images do not have.
     """
-    depth_axes = (1,) if is_faithful(compat) else ()
+    depth_axes = (1,) if reproduces_faults(compat) else ()
     frame = dict(obs)
     for key, size in _choose_sizes(obs, _IMAGE, resize_size):
         frame[key] = _decode(obs[key], size, key, np.uint8, (3,), _load_image, resize_image)
@@ -166,7 +167,7 @@ def augment(
             "augment_kwargs must be a mapping with 'augment_order', or one such mapping for each image name, "
             f"got {augment_kwargs!r}."
         )
-    is_faithful(compat)
+    reproduces_faults(compat)
     keys, frame = sorted(key for key in obs if key.startswith(_IMAGE)), dict(obs)
     generators = _Generators(seed, [obs[key] for key in keys], _AUGMENT)
     for number, key in enumerate(keys):
@@ -206,7 +207,7 @@ def image_dropout(
         always stays is drawn at random, as without this argument.
       compat: "crossformer" keeps a padding `always_keep_key`, so that all real images may be dropped.
     """
-    keys, old = [key for key in sorted(obs) if key.startswith(_IMAGE)], is_faithful(compat)
+    keys, old = [key for key in sorted(obs) if key.startswith(_IMAGE)], reproduces_faults(compat)
     if not 0 <= dropout_prob <= 1:
         raise ValueError(f"dropout_prob must be between 0 and 1, got {dropout_prob}.")
     if not keys:

@@ -1,13 +1,13 @@
 """Decodes and resizes images with the pixels of TensorFlow. `obs_transforms.py` applies it to frames.
 
-JPEG is decoded with the fast DCT and smooth upsampling, as in `tf.io.decode_image`. Other decoders and settings give
-different pixels almost everywhere, so there is no fallback.
+Frames that are stored as plain arrays travel as images, too: as bytes with NumPy's own header.
 """
 
 from __future__ import annotations
 
 import functools
 import io
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,13 +15,95 @@ import numpy as np
 
 from bushel._src.base import checks
 from bushel._src.base.errors import TooLarge
+from bushel._src.base.late_imports import import_package
 from bushel._src.base.public import public
+from bushel._src.sources.handle_pool import HandlePool
 from bushel._src.sources.media import check_image
-from bushel._src.sources.optional_packages import import_package
 from bushel._src.sources.size_limits import check_pixels
-from bushel._src.trajectory.numpy_or_jax import get_namespace, is_jax
-from bushel._src.trajectory.scratch import SCRATCHES, Scratch
-from bushel._src.trajectory.stored_pixels import MAGIC, unpack_pixels
+from bushel._src.trajectory.data_utils import get_namespace, is_jax
+
+_LARGEST = 32 << 20  # bytes. A larger array is not kept, so that a single huge image does not fill the memory
+
+
+class Scratch:
+    """Arrays by name, for results that no caller sees. One thread at a time may use them: see `SCRATCHES`.
+
+    An image has hundreds of kilobytes. The C library takes memory of that size from the system and gives it back, and
+    the system clears each page again, which takes longer than most operations on the pixels.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, np.ndarray] = {}
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """An uninitialised array. The next call with the same name returns the same memory.
+
+        >>> scratch = Scratch()
+        >>> scratch.get("rows", (2, 3), np.float32).shape
+        (2, 3)
+        """
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            if size > _LARGEST:
+                return np.empty(shape, dtype)
+            buffer = self._buffers[name] = np.empty(size, np.uint8)
+        return np.ndarray(shape, dtype, buffer)
+
+
+SCRATCHES = HandlePool(Scratch, limit=16)
+"""Who needs scratch memory takes one of these: `with SCRATCHES.lend() as scratch`."""
+
+
+MAGIC = b"\x93NUMPY"
+_HEADER_BYTES = 128
+
+
+def pack_pixels(pixels: np.ndarray) -> bytes:
+    """The bytes of an array of pixels: those of an `.npy` file.
+
+    >>> len(pack_pixels(np.zeros((2, 4, 3), np.uint8)))
+    152
+    """
+    return make_header(pixels.dtype.str, pixels.shape) + pixels.tobytes()
+
+
+def unpack_pixels(content: bytes) -> np.ndarray:
+    """The array that `pack_pixels` has packed, as an array of its own.
+
+    >>> unpack_pixels(pack_pixels(np.arange(6, dtype=np.uint8).reshape(1, 2, 3))).tolist()
+    [[[0, 1, 2], [3, 4, 5]]]
+    """
+    dtype, shape = _parse_header(content[:_HEADER_BYTES])
+    if len(content) - _HEADER_BYTES != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"These {len(content)} bytes are not a complete array {dtype}{list(shape)} of pixels.")
+    return np.frombuffer(content, dtype, offset=_HEADER_BYTES).reshape(shape).copy()
+
+
+@functools.lru_cache(maxsize=256)
+def make_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The header of an `.npy` file, 128 bytes, for an array in C's order."""
+    text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+    return (
+        MAGIC
+        + b"\x01\x00"
+        + (_HEADER_BYTES - 10).to_bytes(2, "little")
+        + text.ljust(_HEADER_BYTES - 11).encode()
+        + b"\n"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _parse_header(header: bytes) -> tuple[np.dtype, tuple[int, ...]]:
+    # All frames of a camera have the same header, so it is parsed once.
+    import ast
+
+    try:
+        fields = ast.literal_eval(header[10:].decode())
+        return np.dtype(fields["descr"]), tuple(fields["shape"])
+    except (ValueError, SyntaxError, LookupError, TypeError) as error:
+        raise ValueError(f"These bytes are not an array of pixels: {error}") from error
+
 
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"

@@ -1,6 +1,6 @@
 """The numbers of samples: which (episode, time) each number is, and a dataset of these numbers.
 
-The dataset is shuffled, filtered and mixed in place of the samples. `samples.py` computes the samples of the numbers.
+Random numbers are a function of an index, a seed and a purpose. There is no generator to advance.
 """
 
 from __future__ import annotations
@@ -12,13 +12,51 @@ from typing import Any
 
 import numpy as np
 
-from bushel._src.base.specs import ShapeDtypeStruct
 from bushel._src.base.state_names import in_states
+from bushel._src.base.trees import ShapeDtypeStruct
 from bushel._src.datasets.map_dataset import MapDataset, MapPipeline
 from bushel._src.graph.node import Computed, Leaf, Origin, Plan
-from bushel._src.index import words
-from bushel._src.trajectory import indexed_draws
+from bushel._src.index import int64
 from bushel._src.trajectory.traj_transforms import choose_steps
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def hash_numbers(numbers: np.ndarray, key: int) -> np.ndarray:
+    """A random 64-bit word for each of `numbers`. Different numbers have different words. `key` is a seed."""
+    offset = np.uint64((key * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) & 0xFFFFFFFFFFFFFFFF)
+    with np.errstate(over="ignore"):
+        z = (np.asarray(numbers).astype(np.uint64) + np.uint64(1)) * _GOLDEN ^ _mix_bits(np.atleast_1d(offset))
+        return _mix_bits(z + _GOLDEN)
+
+
+def _mix_bits(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def draw_for_numbers(numbers: np.ndarray, key: int) -> np.ndarray:
+    """A float64 in [0, 1) for each of `numbers`."""
+    return (hash_numbers(numbers, key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """The draws of some samples. Each is a function of the number of the sample or of its trajectory, and of `seed`.
+
+    A purpose is a small number, one for each random function, so that two functions never share a draw.
+    """
+
+    seed: int
+    samples: np.ndarray
+    trajectories: np.ndarray
+
+    def per_sample(self, purpose: int) -> np.ndarray:
+        return draw_for_numbers(self.samples, self.seed * 64 + 2 * purpose)
+
+    def per_trajectory(self, purpose: int) -> np.ndarray:
+        return draw_for_numbers(self.trajectories, self.seed * 64 + 2 * purpose + 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,8 +140,8 @@ class SampleSpace:
         size = int(self._sizes[episode])
         if self.limit is None or size <= self.limit:
             return np.arange(size)
-        key = int(indexed_draws.hash_numbers(np.array([epoch * len(self.lengths) + episode]), self.seed)[0])
-        return choose_steps(indexed_draws.hash_numbers(np.arange(size), key), self.limit)
+        key = int(hash_numbers(np.array([epoch * len(self.lengths) + episode]), self.seed)[0])
+        return choose_steps(hash_numbers(np.arange(size), key), self.limit)
 
 
 @in_states("trajectory_samples")
@@ -121,8 +159,8 @@ class SampleIndex(Leaf):
         return self.count
 
     def plan(self, indices: np.ndarray) -> Plan:
-        epochs, numbers = words.split(indices, self.count, to=self.total)
-        return Computed(words.narrowed(epochs * self.total + (numbers + self.first)))
+        epochs, numbers = int64.split(indices, self.count, to=self.total)
+        return Computed(int64.narrowed(epochs * self.total + (numbers + self.first)))
 
     def origin(self, index: int) -> Origin:
         epoch, number = divmod(index, self.count)

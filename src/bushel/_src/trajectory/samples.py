@@ -1,8 +1,6 @@
 """`Samples`: the trajectory transforms as arithmetic on rows (episode, time) of a table, for many rows at once.
 
-A sample is the result of the original's transforms for one step of one trajectory. A row needs only the frames of its
-window, its actions and its goal. A few gathers compute any set of rows, so a shuffled batch costs as much as one in
-order.
+`window_frames` has windows of any entries by offsets instead, with masks.
 """
 
 from __future__ import annotations
@@ -15,21 +13,29 @@ from typing import Any
 import numpy as np
 
 from bushel._src.base import checks, trees
+from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
+from bushel._src.datasets.dataset import MapDataset
 from bushel._src.graph.node import InTwoSteps, Origin
-from bushel._src.trajectory import goal_relabeling, normalization, task_augmentation
-from bushel._src.trajectory.compat import Compat, is_faithful
-from bushel._src.trajectory.data_utils import Tree, not_empty, tree_merge
+from bushel._src.trajectory import normalization, task_augmentation, traj_transforms
+from bushel._src.trajectory.data_utils import (
+    Compat,
+    Tree,
+    flatten_tree,
+    nest_leaves,
+    not_empty,
+    reproduces_faults,
+    to_numpy,
+    to_objects,
+    tree_merge,
+)
 from bushel._src.trajectory.encoded_images import read_all
-from bushel._src.trajectory.episodes import LANGUAGES, Episodes
-from bushel._src.trajectory.frame_columns import Numbers, make_true, take_entries
-from bushel._src.trajectory.frame_windows import Windows
-from bushel._src.trajectory.indexed_draws import Draws
+from bushel._src.trajectory.episodes import LANGUAGES, Episodes, Numbers, make_true, take_entries
 from bushel._src.trajectory.normalization import NormalizationType
-from bushel._src.trajectory.numpy_or_jax import to_numpy, to_objects
-from bushel._src.trajectory.sample_index import SampleSpace
+from bushel._src.trajectory.sample_index import Draws, SampleSpace
 from bushel._src.trajectory.task_augmentation import Rephraser
 from bushel._src.trajectory.traj_transforms import (
+    Windows,
     add_head_action_mask,
     check_chunks,
     check_width,
@@ -288,7 +294,7 @@ class Samples(InTwoSteps):
         """The instructions of which each trajectory draws one. The original never draws the last of several."""
         task = self.episodes.columns.get("task", {})
         columns = list(task[LANGUAGES].values()) if LANGUAGES in task else [task[WORDS]] if WORDS in task else []
-        return columns[:-1] if is_faithful(self.compat) and len(columns) > 1 else columns
+        return columns[:-1] if reproduces_faults(self.compat) and len(columns) > 1 else columns
 
     def _draw_language(self, episode: np.ndarray, chance: Draws) -> np.ndarray:
         """Which of several instructions each row has. All rows of a trajectory have the same."""
@@ -324,7 +330,7 @@ class Samples(InTwoSteps):
         episode, time, start, length = at["episode"], at["time"], at["start"], at["length"]
         task = {**rows["task"], "pad_mask_dict": {name: _is_present(leaf) for name, leaf in rows["task"].items()}}
         if transforms.relabel_goals:
-            goal = goal_relabeling.choose_goals(time, length, chance.per_sample(_GOAL), transforms.max_goal_distance)
+            goal = traj_transforms.choose_goals(time, length, chance.per_sample(_GOAL), transforms.max_goal_distance)
             task = tree_merge(task, self._masked_observation(episode, start + goal, goal))
         if transforms.rephraser is not None and WORDS in task:
             task[WORDS] = task_augmentation.rephrase(
@@ -337,7 +343,7 @@ class Samples(InTwoSteps):
                 labelled=self._all_instructions[self._draw_language(episode, chance), episode],
             )
         if transforms.keep_image_prob is not None:
-            has_image = self._any_goal_image[episode] if is_faithful(self.compat) else None
+            has_image = self._any_goal_image[episode] if reproduces_faults(self.compat) else None
             task = task_augmentation.delete_conditioning(
                 task, chance.per_sample(_DELETE), length, transforms.keep_image_prob, has_image=has_image
             )
@@ -368,7 +374,7 @@ class Samples(InTwoSteps):
     def _masked_observation(self, episode: np.ndarray, frames: np.ndarray, time: np.ndarray) -> Tree:
         masks = {name: column.is_present(frames) for name, column in self._observed.items()}
         masks["timestep"] = make_true(frames.shape)
-        if is_faithful(self.compat):  # the original counts the zeros for what a robot does not have as data
+        if reproduces_faults(self.compat):  # the original counts the zeros for what a robot does not have as data
             filled = [name for name, column in self._observed.items() if column.is_numeric]
             masks |= {name: make_true(frames.shape) for name in filled}
         observation = self._observation(episode, frames, time)
@@ -510,3 +516,57 @@ def read_images(tree: Any) -> Any:
         return to_objects([next(contents) for _ in range(leaf.size)]).reshape(leaf.shape)
 
     return rebuild([read(leaf) for leaf in leaves])
+
+
+@public("bushel.trajectory")
+def window_frames(episodes: Episodes, offsets: Mapping[str, Sequence[int]]) -> MapDataset[Any]:
+    """A dataset with one element for each frame of a table: the frame, with windows of some of its entries.
+
+    An entry with offsets has a leading axis, with one row for each offset. Offsets that lead out of the episode repeat
+    its first or last frame. Beside the entry, `<name>_is_pad` is True for these rows. Entries without offsets are those
+    of the frame itself.
+
+    >>> table = Episodes.of([{"x": np.arange(3), "y": np.arange(3)}])
+    >>> sample = window_frames(table, {"x": [-1, 0]})[0]
+    >>> sample["x"], sample["x_is_pad"]
+    (array([0, 0]), array([ True, False]))
+
+    Args:
+      episodes: the table.
+      offsets: offsets in frames, by the name of the entry, such as "action" or "observation/state".
+    """
+    known = {"/".join(path) for path in flatten_tree(episodes.columns)}
+    for name, steps in offsets.items():
+        if name not in known:
+            raise ValueError(f"The episodes have no entry {name!r}; they have {', '.join(sorted(known))}.")
+        if not len(steps):
+            raise ValueError(f"The entry {name!r} has no offsets. Leave it out, or give at least [0].")
+        for step in steps:
+            checks.integer(step, f"an offset of {name}")
+    steps_of = {name: tuple(map(int, steps)) for name, steps in offsets.items()}
+    windows: Any = _OffsetWindows(episodes, steps_of)
+    return MapDataset.range(episodes.frames).map(windows, vectorized=True)
+
+
+@in_states("offset_windows")
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OffsetWindows:
+    episodes: Episodes
+    offsets: Mapping[str, tuple[int, ...]]
+
+    def __call__(self, frames: np.ndarray) -> dict[str, Any]:
+        table = self.episodes
+        episode = np.searchsorted(table.starts, frames, side="right") - 1
+        first = table.starts[episode][:, None]
+        last = first + table.lengths[episode][:, None] - 1
+        leaves: dict[tuple[str, ...], Any] = {}
+        for path, column in flatten_tree(table.columns).items():
+            steps = self.offsets.get("/".join(path))
+            if steps is None:
+                leaves[path] = column.take(frames)
+                continue
+            wanted = frames[:, None] + np.array(steps, np.int64)
+            inside = np.clip(wanted, first, last)
+            leaves[path] = column.take(inside)
+            leaves[*path[:-1], f"{path[-1]}_is_pad"] = wanted != inside
+        return read_images(nest_leaves(leaves))

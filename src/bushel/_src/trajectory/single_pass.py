@@ -13,7 +13,7 @@ from bushel._src.base.options import MultiprocessingOptions, RayOptions, ReadOpt
 from bushel._src.base.progress import Progress
 from bushel._src.base.state_names import in_states
 from bushel._src.datasets.dataset import IterDataset, MapDataset
-from bushel._src.trajectory.numpy_or_jax import to_numpy
+from bushel._src.trajectory.data_utils import to_numpy
 
 _INLINE_S = 0.5  # starting a pool of workers takes longer than this
 

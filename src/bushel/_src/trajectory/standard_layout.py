@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from bushel._src.base.state_names import in_states
-from bushel._src.trajectory.data_utils import Tree, tree_map
-from bushel._src.trajectory.episodes import LANGUAGES
-from bushel._src.trajectory.frame_columns import Columns, Constant
-from bushel._src.trajectory.numpy_or_jax import is_text, to_numpy
-from bushel._src.trajectory.statements import StatementError
+from bushel._src.trajectory.data_utils import Tree, is_text, to_numpy, tree_map
+from bushel._src.trajectory.episodes import LANGUAGES, Columns, Constant
+from bushel._src.trajectory.standardization_steps import StatementError
 
 Keys = Mapping[str, str | None]
 

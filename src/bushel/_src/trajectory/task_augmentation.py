@@ -1,7 +1,6 @@
 """Augmentation of tasks: delete the goal images or the instruction, rephrase the instruction.
 
-Strategies are functions of a trajectory in this module. Each calls a core that takes its draws as arrays, for rows that
-may come from different episodes; `samples.py` calls the same cores.
+It finds the local file of paraphrases that Octo names by a repository of the Hugging Face hub, and downloads nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +16,26 @@ from typing import Any
 import numpy as np
 
 from bushel._src.base import redact
+from bushel._src.base.late_imports import import_package
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import file_access
 from bushel._src.sources.paths import expand_path, is_url
-from bushel._src.trajectory.compat import Compat, is_faithful
-from bushel._src.trajectory.data_utils import Tree, get_entry, not_empty, to_padding, tree_map
-from bushel._src.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_text, is_traced, make_generator
-from bushel._src.trajectory.paraphrases import find_paraphrases
+from bushel._src.trajectory.data_utils import (
+    Compat,
+    Rng,
+    Tree,
+    draw_uniform,
+    get_entry,
+    get_namespace,
+    is_text,
+    is_traced,
+    make_generator,
+    not_empty,
+    reproduces_faults,
+    to_padding,
+    tree_map,
+)
 
 __all__ = [
     "Rephraser",
@@ -34,6 +45,41 @@ __all__ = [
     "rephrase",
     "rephrase_instruction",
 ]
+
+
+def find_paraphrases(paraphrases_repo: Any, paraphrases_filename: Any) -> str:
+    """The local path of a file of paraphrases, in a folder or in the cache of the Hugging Face hub.
+
+    Args:
+      paraphrases_repo: a local folder, or the name of a data set on the hub that was downloaded before.
+      paraphrases_filename: the name of the file in it.
+    """
+    for name, value in (("paraphrases_repo", paraphrases_repo), ("paraphrases_filename", paraphrases_filename)):
+        if not isinstance(value, str | os.PathLike):
+            raise TypeError(
+                f"{name} must be a text, got {value!r}. paraphrases_repo and paraphrases_filename go together; "
+                "for a file of your own pass its path as pickle_file_path."
+            )
+    repo, filename = os.fspath(paraphrases_repo), os.fspath(paraphrases_filename)
+    if os.path.isdir(repo):
+        path = os.path.join(repo, filename)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"The folder {repo} (paraphrases_repo) has no file {filename!r}.")
+        return path
+    hub: Any = import_package("huggingface_hub", "robots", "Paraphrases by the name of a repository")
+    try:
+        cached = hub.try_to_load_from_cache(repo, filename, repo_type="dataset")
+    except ValueError as error:  # a name that the hub does not allow
+        raise FileNotFoundError(
+            f"paraphrases_repo={repo!r} is neither a folder nor a name on the hub: {error}"
+        ) from error
+    if not isinstance(cached, str):
+        raise FileNotFoundError(
+            f"{filename} of {repo} is not on this machine, and Bushel does not download files that can run code. "
+            f"Fetch it once with `hf download {repo} {filename} --repo-type dataset`, or pass the path of a file of "
+            "your own as pickle_file_path."
+        )
+    return cached
 
 
 @public("bushel.trajectory.task_augmentation")
@@ -111,7 +157,7 @@ def delete_task_conditioning(
     """
     task, length = get_entry(traj, "task"), len(get_entry(traj, "action"))
     has_image = None
-    if is_faithful(compat):
+    if reproduces_faults(compat):
         masks = task.get("pad_mask_dict", {})
         present = [masks[name].any() for name in masks if name.startswith(("image_", "depth_"))]
         has_image = functools.reduce(operator.or_, present, np.zeros(length, bool))
@@ -146,7 +192,7 @@ class Rephraser:
             pickle_file_path if isinstance(pickle_file_path, Mapping) else _read_table(pickle_file_path, allow_pickle)
         )
         self._table = {_encode(sentence): _encode(others) for sentence, others in table.items()}
-        self._whole = not is_faithful(compat)
+        self._whole = not reproduces_faults(compat)
 
     def __bool__(self) -> bool:
         return bool(self._table)
@@ -279,7 +325,7 @@ def rephrase_instruction(
     if rephrase_prob is None:
         raise TypeError("rephrase_instruction needs rephrase_prob, the probability of a paraphrase.")
     given = choose_paraphrases(pickle_file_path, paraphrases_repo, paraphrases_filename)
-    is_faithful(compat)  # a misspelt word is an error also if the paraphrases do not need it
+    reproduces_faults(compat)  # a misspelt word is an error also if the paraphrases do not need it
     rephraser = _load_rephraser(given, compat, allow_pickle)
     task = get_entry(traj, "task")
     if "language_instruction" not in task:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from bushel._src.base import checks
+from bushel._src.base.late_imports import import_package
 from bushel._src.base.public import public
-from bushel._src.sources.optional_packages import import_package
 
 _KWARGS: Mapping[str, Any] = MappingProxyType(
     {"max_length": 64, "padding": "max_length", "truncation": True, "return_tensors": "np"}

@@ -1,6 +1,6 @@
 """Robot data as a file for the Rerun viewer (`.rrd`): whole episodes, or the samples that training sees.
 
-What is in an element is found by `robot_elements.py`, and its episode by `places.py`. Rerun draws it.
+What is in an element is found by `robot_elements.py`, and its episode by `episode_lookup.py`. Rerun draws it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from bushel._src.base import checks
+from bushel._src.base.late_imports import import_package
+from bushel._src.base.progress import Written
 from bushel._src.base.public import public
-from bushel._src.base.written import Written
-from bushel._src.display import media
-from bushel._src.sources.optional_packages import import_package
+from bushel._src.display import pictures as media
 from bushel._src.trajectory.encoded_images import Encoded, read_all
-from bushel._src.view.places import Place, find_place
+from bushel._src.view.episode_lookup import EpisodePlace, find_place
 from bushel._src.view.robot_elements import (
     Camera,
     RobotSample,
@@ -29,7 +29,7 @@ from bushel._src.view.robot_elements import (
     is_batched,
     take_row,
 )
-from bushel._src.view.session import Reading, Session
+from bushel._src.view.session import ElementReading, Session
 from bushel._src.view.targets import open_session
 
 EPISODES = 10
@@ -147,7 +147,7 @@ def _write_elements(session: Session, writer: _Writer, elements: Iterable[int], 
     return count
 
 
-def _read(session: Session, index: int) -> Reading:
+def _read(session: Session, index: int) -> ElementReading:
     reading = session.read(-1, index)
     while reading.progress is not None:  # a stream is read forward for some seconds in each call
         reading = session.read(-1, index)
@@ -176,7 +176,7 @@ class _Writer:
         self._named: set[str] = set()
         self._sample = 0
 
-    def write_episode(self, tree: Mapping[str, Any], place: Place) -> None:
+    def write_episode(self, tree: Mapping[str, Any], place: EpisodePlace) -> None:
         """A whole episode: everything over its steps."""
         root = [*filter(None, place.dataset.split("/")), f"episode_{place.episode}"]
         length = count_rows(tree)
@@ -196,7 +196,7 @@ class _Writer:
             self._send_images([*root, "camera", name], list(by_step.values()), steps, place.fps, views)
         self._send_texts([*root, "instruction"], [sample.instruction for sample in samples], place.fps, views)
 
-    def write_sample(self, sample: RobotSample, place: Place | None) -> None:
+    def write_sample(self, sample: RobotSample, place: EpisodePlace | None) -> None:
         """One sample: its window, its chunk of actions, its goals."""
         views = self._tabs.setdefault("samples", _Views("samples"))
         recording, rerun = self._recording, self._rerun

@@ -1,26 +1,125 @@
-"""What a robot sample shows: cameras, actions, proprioception, goals, the instruction, with masks and times.
+"""What a robot sample shows: cameras, actions with the names of joints, proprioception, goals, the instruction.
 
-The layouts are those of `bushel.trajectory`, of LeRobot rows, and of raw episodes of any format. Entries are found by
-their names and shapes. `places.py` says which episode an element belongs to.
+With masks and times. The layouts are those of `bushel.trajectory`, of LeRobot rows, and of raw episodes of any format.
+Entries are found by their names and shapes. What each number is, such as a joint, is known where the data set says it.
+`episode_lookup.py` says which episode an element belongs to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from bushel._src.graph.apply import FlatMap
 from bushel._src.graph.batch import Batches
+from bushel._src.graph.map_ops import FlatMapElements
 from bushel._src.graph.node import Node
-from bushel._src.graph.ordered import BatchStream, FlatMapStream
+from bushel._src.graph.source_nodes import SourceNode
+from bushel._src.graph.stream_ops import BatchStream, FlatMapStream
+from bushel._src.trajectory.data_utils import flatten_tree, is_jax, to_numpy
 from bushel._src.trajectory.encoded_images import Encoded
-from bushel._src.trajectory.numpy_or_jax import is_jax, to_numpy
-from bushel._src.trajectory.pixels import decode_depth, decode_image
-from bushel._src.trajectory.stored_pixels import MAGIC
+from bushel._src.trajectory.episodes import Episodes
+from bushel._src.trajectory.lerobot.dataset_folder import LeRobotFolder
+from bushel._src.trajectory.lerobot.image_parts import LeRobotImages
+from bushel._src.trajectory.lerobot.reader import LeRobotEpisodes, LeRobotSource
+from bushel._src.trajectory.pixels import MAGIC, decode_depth, decode_image
+from bushel._src.trajectory.sample_index import SampleIndex
+from bushel._src.trajectory.samples import SampleOrigins
+from bushel._src.view.session import Session
+
+Names = dict[str, tuple[str, ...]]
+"""The names of the numbers of an entry, by the path of the entry without "observation"."""
+
+_COMPARED = 8
+"""How many rows of a table are compared with the rows of the data set."""
+
+
+class JointNames:
+    """The names in the data sets of a session. They are looked for when the first sample is shown."""
+
+    def __init__(self, session: Session):
+        self._session = session
+
+    def find(self, path: str, width: int) -> tuple[str, ...]:
+        """The names of the numbers of an entry of this width, such as "action"; empty if they are not known."""
+        fitting = {table[path] for table in self._tables if len(table.get(path, ())) == width}
+        return fitting.pop() if len(fitting) == 1 else ()  # two robots may name the same entry differently
+
+    @functools.cached_property
+    def _tables(self) -> list[Names]:
+        tables = []
+        for step in self._session.steps:
+            with contextlib.suppress(Exception):  # files may be damaged or gone, and names are no must
+                tables.append(_list_names(step.node))
+        return tables
+
+
+def _list_names(node: Any) -> Names:
+    if isinstance(node, SourceNode) and isinstance(node.source, LeRobotSource):
+        return _by_path(node.source.folder)
+    if isinstance(node, SourceNode) and isinstance(node.source, LeRobotEpisodes):
+        return _by_path(node.source._folder)
+    origins = node.describe_sample if isinstance(node, SampleIndex) else None
+    return _compare(origins.samples.episodes) if isinstance(origins, SampleOrigins) else {}
+
+
+def _by_path(folder: LeRobotFolder) -> Names:
+    """The names of the features, by the paths that their entries have in rows and in raw episodes."""
+    found = {shorten(name): feature.names for name, feature in folder.features.items() if feature.names}
+    return found | ({"action": found["actions"]} if "actions" in found and "action" not in found else {})
+
+
+def shorten(path: str) -> str:
+    """A path without the part that all observations have: "state" for "observation.state" and "observation/state"."""
+    return path.removeprefix("observation").lstrip("./")
+
+
+def _compare(table: Episodes) -> Names:
+    """The names of the columns of a table that have the numbers of a feature, whatever a column is called there."""
+    parts = [column.parts for column in table.image_columns if isinstance(column.parts, LeRobotImages)]
+    if not parts:
+        return {}
+    folder = LeRobotFolder(parts[0]._folder, storage_options=parts[0]._options)
+    named = {name: feature for name, feature in folder.features.items() if feature.names}
+    if not named or not folder.data_files:
+        return {}
+    first = folder.parquet(next(iter(folder.data_files.values())))
+    rows = first.read_row_group(0, columns=["episode_index", *named]).slice(0, _COMPARED).to_pydict()
+    episode = rows.pop("episode_index")[0]
+    own = np.arange(len(table)) if table.numbers is None else table.numbers
+    (places,) = np.nonzero(own == episode)
+    if not len(places):
+        return {}
+    frames = table.starts[places[0]] + np.arange(min(_COMPARED, int(table.lengths[places[0]])))
+    stored = {name: np.asarray(values)[: len(frames)] for name, values in rows.items()}
+    found: Names = {}
+    for path, column in flatten_tree(table.columns).items():
+        if not column.is_numeric:
+            continue
+        values = np.asarray(column.take(frames))
+        equal = [name for name in named if _is_equal(values, stored[name])]
+        if len(equal) == 1:
+            found[shorten("/".join(path))] = named[equal[0]].names
+    return found
+
+
+def _is_equal(values: np.ndarray, stored: np.ndarray) -> bool:
+    return values.shape == stored.shape and bool(np.allclose(values, stored.astype(values.dtype), equal_nan=True))
+
+
+def choose_names(names: tuple[str, ...], dimensions: list[int]) -> list[str]:
+    """What the page calls some dimensions: by their names, or by their numbers where there are none.
+
+    >>> choose_names(("shoulder", "elbow"), [1]), choose_names((), [0, 3])
+    (['elbow'], ['0', '3'])
+    """
+    return [names[dimension] if names else str(dimension) for dimension in dimensions]
+
 
 Tree = Mapping[str, Any]
 
@@ -60,7 +159,7 @@ class Camera:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Chunks:
+class SampleCurves:
     """Curves: the actions of each slot of a window, or an entry of the observation."""
 
     name: str
@@ -78,8 +177,8 @@ class RobotSample:
 
     cameras: list[Camera]
     goals: list[Camera]
-    actions: list[Chunks]
-    states: list[Chunks]
+    actions: list[SampleCurves]
+    states: list[SampleCurves]
     instruction: str | None
     """None if there is none; "" if it is padding."""
     dataset: str | None
@@ -105,7 +204,7 @@ def describe_sample(
       time: the step of the sample in its episode, if it is known.
       offsets: for entries that are windows by offsets, the steps from `time`.
     """
-    return _Finder(tree, time, offsets or {}).find()
+    return _SampleFinder(tree, time, offsets or {}).find()
 
 
 def take_row(tree: Any, row: int) -> Any:
@@ -131,7 +230,7 @@ def count_rows(tree: Any) -> int:
 def is_batched(node: Node) -> bool:
     """Whether the elements of a node are batches: a step before it makes them, and none takes them apart."""
     while not isinstance(node, (Batches, BatchStream)):
-        if not node.parents or isinstance(node, (FlatMap, FlatMapStream)):
+        if not node.parents or isinstance(node, (FlatMapElements, FlatMapStream)):
             return False
         node = node.parents[0]
     return True
@@ -148,7 +247,7 @@ def _as_numpy(leaf: Any) -> Any:
     return np.asarray(leaf) if is_jax(leaf) else to_numpy(leaf)
 
 
-class _Finder:
+class _SampleFinder:
     def __init__(self, tree: Tree, time: int | None, offsets: Mapping[str, np.ndarray]):
         self.leaves = {path: _as_numpy(leaf) for path, leaf in flatten(tree).items()}
         self.offsets = offsets
@@ -215,7 +314,7 @@ class _Finder:
             times = [self.time]
         return Camera(_short(path), frames, real.tolist(), times)
 
-    def _chunks(self, path: str, leaf: Any) -> list[Chunks]:
+    def _chunks(self, path: str, leaf: Any) -> list[SampleCurves]:
         values = _as_numbers(leaf)
         if values is None or values.ndim > 3:
             return []
@@ -236,9 +335,9 @@ class _Finder:
             times = own[None]
         elif slots == 1 and self.time is not None:
             times = self.time + np.arange(steps)[None]
-        return [Chunks(_short(path), values, real, times)]
+        return [SampleCurves(_short(path), values, real, times)]
 
-    def _states(self, path: str, leaf: Any) -> list[Chunks]:
+    def _states(self, path: str, leaf: Any) -> list[SampleCurves]:
         values = _as_numbers(leaf)
         if values is None:
             return []
@@ -264,7 +363,7 @@ class _Finder:
             if part is not None and part.size == count:
                 real &= part.reshape(-1).astype(bool)
         wide = np.repeat(real[:, None], values.shape[1], axis=1)
-        return [Chunks(_short(path), values[None], wide[None], None if steps is None else steps[None])]
+        return [SampleCurves(_short(path), values[None], wide[None], None if steps is None else steps[None])]
 
 
 def _short(path: str) -> str:
@@ -333,7 +432,7 @@ def _is_encoded(entry: bytes | Encoded, path: str) -> bool:
     return entry.startswith(_IMAGE_STARTS) or (not entry and _is_image_name(path))
 
 
-def describe_episode(tree: Tree) -> list[Chunks]:
+def describe_episode(tree: Tree) -> list[SampleCurves]:
     """The curves of a whole episode: actions, then numbers of the observation. Each has one slot with all steps.
 
     >>> episode = {"action": np.zeros((5, 2)), "observation": {"x": np.ones(5)}}
@@ -351,7 +450,9 @@ def describe_episode(tree: Tree) -> list[Chunks]:
         values = values.reshape(len(values), -1)
         if values.shape[1] > _WIDEST:
             continue
-        curve = Chunks(_short(path), values[None], np.ones((1, *values.shape), bool), np.arange(len(values))[None])
+        curve = SampleCurves(
+            _short(path), values[None], np.ones((1, *values.shape), bool), np.arange(len(values))[None]
+        )
         if names[0] == "action" or path == "actions":
             actions.append(curve)
         elif (names[0] == "observation" and names[-1] not in _NOT_STATE) or path == "state":

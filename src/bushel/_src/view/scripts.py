@@ -1,7 +1,8 @@
 """Python files and modules that a target names: runs a file once, and finds the dataset in it.
 
 A file is run as `python train.py` runs it, except that code under `if __name__ == "__main__":` is not. What the file
-defines is sent to workers by value, as what `__main__` defines is, so that no worker runs the file again.
+defines is sent to workers by value, as what `__main__` defines is, so that no worker runs the file again. Processes
+that a script starts itself with `multiprocessing` get it by value too: they could not import the module of the script.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ import shlex
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
 from bushel._src.base import checks, redact, tables
-from bushel._src.base.clean_python import SCRIPT_MODULE
+from bushel._src.base.background import SCRIPT_MODULE
 from bushel._src.datasets.dataset import IterDataset, MapDataset
 from bushel._src.datasets.iterator import DatasetIterator
 from bushel._src.loaders.data_loader import DataLoader
-from bushel._src.trajectory.dataset import TrajectoryDataset
 from bushel._src.trajectory.episode_builder import EpisodeBuilder
-from bushel._src.trajectory.loader import TrajectoryLoader
-from bushel._src.view import script_processes
+from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
+from bushel._src.trajectory.trajectory_loader import TrajectoryLoader
 
 _SECRET_OPTION = re.compile(
     r"token|secret|passw|credential|signature|(?:api|access|account|private)[_-]?key", re.IGNORECASE
@@ -131,7 +132,7 @@ def run_script(path: str, target: str, arguments: Sequence[str] = ()) -> types.M
     module.__file__ = str(file)
     sys.modules[module.__name__] = module
     cloudpickle.register_pickle_by_value(module)
-    script_processes.send_scripts_by_value()
+    send_scripts_by_value()
     if is_program:
         # Processes that the script starts with `multiprocessing` would run the file of `__main__` again. This spec says
         # that they have nothing to run.
@@ -306,3 +307,22 @@ def _describe_function(function: types.FunctionType) -> str:
     required = _list_required(function)
     line = function.__code__.co_firstlineno
     return f"function, line {line}" + (f", needs {', '.join(required)}" if required else "")
+
+
+def send_scripts_by_value() -> None:
+    """Makes `multiprocessing` in this process send functions and classes of scripts by value, and nothing else."""
+    ForkingPickler.reducer_override = _reduce
+
+
+def _reduce(_: ForkingPickler, value: Any) -> Any:
+    """How `multiprocessing` pickles an object: its own way, except for what a script defines."""
+    defined = isinstance(value, (type, types.FunctionType))
+    if defined and str(getattr(value, "__module__", "")).startswith(SCRIPT_MODULE):
+        return _load, (cloudpickle.dumps(value),)
+    return NotImplemented
+
+
+def _load(data: bytes) -> Any:
+    """The function or class that was sent. From now on this process sends those of the script by value, too."""
+    send_scripts_by_value()
+    return cloudpickle.loads(data)

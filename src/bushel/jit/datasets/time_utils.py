@@ -3,7 +3,7 @@
 Time is the first axis of an array with one or two axes. An array with more axes is (batch, time, ...).
 """
 
-from bushel._src.jit.datasets.time_utils import (
+from bushel._src.jit.datasets.time_series import (
     load_time_series_from_csv,
     load_value_column,
     make_sequence_disk_source,

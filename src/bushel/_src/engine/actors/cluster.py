@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bushel._src.base.errors import BushelWarning
-from bushel._src.base.install import DISTRIBUTION
-from bushel._src.sources.optional_packages import import_package
+from bushel._src.base.late_imports import DISTRIBUTION, import_package
 
 logger = logging.getLogger("bushel")
 

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bushel._src.base import alias
-from bushel._src.base.ending_threads import must_end
+from bushel._src.base import grain_names
+from bushel._src.base.background import must_end
 from bushel._src.base.errors import add_note
 from bushel._src.engine.actors import cluster
 from bushel._src.engine.pool import wire
-from bushel._src.engine.pool.exceptions import pack_error
-from bushel._src.engine.pool.worker import (
+from bushel._src.engine.pool.results import (
     KEPT_BYTES,
     LARGEST_KEPT,
     call_init,
@@ -31,6 +30,7 @@ from bushel._src.engine.pool.worker import (
     keeps_default_memory,
     pack_broken,
     pack_each_row,
+    pack_error,
     pack_result,
 )
 from bushel._src.engine.program import Announce, Misfit, Program
@@ -59,7 +59,7 @@ class Setup:
     version: str
 
 
-class Place(NamedTuple):
+class ActorLocation(NamedTuple):
     """Where an actor runs."""
 
     node_id: str
@@ -68,7 +68,7 @@ class Place(NamedTuple):
     asks_for_token: bool
 
 
-class TaskParts(NamedTuple):
+class TaskHeader(NamedTuple):
     """A task without its program and its rows."""
 
     job: int
@@ -105,13 +105,13 @@ class ActorWorker:
             os.chdir(setup.folder)
         sys.path.extend(entry for entry in setup.search_path if entry not in sys.path)
         os.environ.update(setup.variables)
-        alias.install_where_asked()
+        grain_names.install_where_asked()
         try:
             call_init(setup.init, setup.index, setup.count)
         except BaseException as error:
             return self._give_up("worker_init_fn failed", error)
         context = ray.get_runtime_context()
-        return "ready", Place(context.get_node_id(), self._host, os.getpid(), cluster.asks_for_token())
+        return "ready", ActorLocation(context.get_node_id(), self._host, os.getpid(), cluster.asks_for_token())
 
     def load(self, number: int, pickled: bytes, *buffers: np.ndarray) -> Answer:
         """Receives a program. Its large arrays stay in the object store of this machine, for all actors there."""
@@ -127,7 +127,7 @@ class ActorWorker:
         """Drops a program that nobody needs any more."""
         forget_program(self._programs, number)
 
-    def run(self, task: TaskParts, rows: tuple[bytes, list[np.ndarray]] | None, announcer: Any) -> Answer:
+    def run(self, task: TaskHeader, rows: tuple[bytes, list[np.ndarray]] | None, announcer: Any) -> Answer:
         """Runs a task. With an announcer, it says before each element which one it is."""
         start = time.perf_counter()
         program = self._programs[task.program]

@@ -14,17 +14,14 @@ import time
 from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, TypeVar
 
-from bushel._src.base.contract import optional
 from bushel._src.base.errors import WorkerDied, add_note
+from bushel._src.base.state_names import overridable
 from bushel._src.base.transforms import short_name
-from bushel._src.engine.pool import shipping, wire
-from bushel._src.engine.pool.activity import Activity, Doing
-from bushel._src.engine.pool.assigning import choose_job
-from bushel._src.engine.pool.blame import LOADING, WHOLE, Blame
-from bushel._src.engine.pool.jobs import Job, PoolOptions, PoolWorker
-from bushel._src.engine.pool.result_buffer import ResultBuffer
+from bushel._src.engine.pool import program_table, wire
+from bushel._src.engine.pool.jobs import Job, PoolOptions, PoolWorker, ResultBuffer
+from bushel._src.engine.pool.scheduling import LOADING, WHOLE, Blame, choose_job
 from bushel._src.engine.stream_program import StreamProgram
-from bushel._src.engine.tasks import FORKED, Aborted, Task, Ticket
+from bushel._src.engine.tasks import FORKED, Aborted, Doing, Task, Ticket, WorkerActivity
 
 W = TypeVar("W", bound=PoolWorker)
 
@@ -49,7 +46,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     stop_s: ClassVar[float]
     """How long `stop` waits for the thread."""
 
-    def __init__(self, options: PoolOptions, programs: shipping.ProgramTable[Any], *, portable: bool = False):
+    def __init__(self, options: PoolOptions, programs: program_table.ProgramTable[Any], *, portable: bool = False):
         self._owner = os.getpid()
         self._num_workers = options.num_workers
         self._active = options.at_first  # workers with an index below it get jobs
@@ -80,7 +77,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         rows, start = None, None
         if isinstance(task.program, StreamProgram):
             (run, state), node = task.given, task.program.node
-            start = run, shipping.share(wire.dumps, state, lambda: f"The state of {node.describe()}")
+            start = run, program_table.pickle_or_explain(wire.dumps, state, lambda: f"The state of {node.describe()}")
         elif task.given is not None:
             rows = self._pack_rows(task.given)
         with self._lock:
@@ -173,7 +170,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     def _update_workers(self) -> None:
         """Starts the workers that `resize` has asked for. Called after events, before jobs are sent."""
 
-    @optional
+    @overridable
     def _is_full(self, running_jobs: int) -> bool:
         """Return whether only urgent jobs should begin, given how many jobs the workers have."""
         return self.buffer.is_full(running_jobs)
@@ -198,12 +195,12 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     def _explain_deaths(self, worker: W) -> str:
         """Return the likely cause if workers die one after the other, as the end of a sentence."""
 
-    @optional
+    @overridable
     def describe_nodes(self) -> tuple[str, ...]:
         """Return a line for each machine that has workers, for a report; none if all of them are on this machine."""
         return ()
 
-    @optional
+    @overridable
     def _update_announcement(self, worker: W) -> None:
         """Finds out which element a worker computes that runs row by row, if that is cheap. Any thread may call it."""
 
@@ -215,12 +212,12 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     def _describe_worker(self, worker: W) -> str:
         """Return a worker's name and place, as the beginning of a sentence."""
 
-    @optional
+    @overridable
     def _read_stack(self, worker: W) -> str:
         """Return where in the code a worker is, as the end of a sentence. By default this is not known."""
         return "."
 
-    @optional
+    @overridable
     def _describe_start(self) -> list[str]:
         """Return what the pool waits for before it has all its workers; by default nothing."""
         return []
@@ -324,7 +321,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         job.rows = None  # frees their memory: the job will not run again
 
     def _take_over_jobs(
-        self, worker: W, activity: Activity, how: str, now: float, *, alone: int | None = None
+        self, worker: W, activity: WorkerActivity, how: str, now: float, *, alone: int | None = None
     ) -> float | None:
         """Lets the jobs of a dead worker wait again, and decides what its death means.
 
@@ -350,7 +347,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         self._waiting = collections.deque(sorted([*worker.jobs, *self._waiting], key=lambda job: job.number))
         return pause_s
 
-    def _judge_death(self, worker: W, activity: Activity, how: str, now: float, alone: int | None) -> float:
+    def _judge_death(self, worker: W, activity: WorkerActivity, how: str, now: float, alone: int | None) -> float:
         """Decide whether an element is to blame for a death. Returns a pause before the next worker starts."""
         job = worker.jobs[0] if worker.jobs and worker.jobs[0].number == activity.job else None
         begun = activity.row_since, activity.since
@@ -383,7 +380,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
             self._blame.record_other_death()
         return 0.0
 
-    def _judge_timeout(self, worker: W, activity: Activity) -> None:
+    def _judge_timeout(self, worker: W, activity: WorkerActivity) -> None:
         """Handle the death of a worker that the pool itself has killed, because of `timeout_s`."""
         for job in [job for job in worker.jobs if job.timeouts]:
             job.careful = True
@@ -442,7 +439,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         """Ends the pool with an error that any other worker would meet, too."""
         add_note(error, f"bushel: {what}.")
         if worker.jobs and isinstance(error, ImportError):
-            add_note(error, shipping.explain_import_error(worker.jobs[0].task.program, error))
+            add_note(error, program_table.explain_import_error(worker.jobs[0].task.program, error))
         self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:

@@ -1,6 +1,6 @@
-"""Messages between consumer and workers: pickles over a socket, and blocks whose large arrays are in a slot.
+"""Messages between consumer and workers: pickles of any object, and blocks whose large arrays are in a slot.
 
-Both ends are processes of one user, started by this library. Nothing that comes from elsewhere is ever unpickled.
+Definitions that workers could not import are sent by value.
 """
 
 from __future__ import annotations
@@ -8,9 +8,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import io
+import os
 import pickle
+import sys
 import types
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, cast
 
@@ -19,11 +23,93 @@ import numpy as np
 
 from bushel._src.base import memory as base_memory
 from bushel._src.base.memory import ALIGNMENT
-from bushel._src.base.ownership import build_view
 from bushel._src.base.pickling import TEXT_REDUCERS, DispatchTable
-from bushel._src.engine.pool.by_value import send_by_value
-from bushel._src.engine.pool.definitions import KINDS, reduce_definition
-from bushel._src.engine.slabs import Slot
+from bushel._src.base.private_elements import build_view
+from bushel._src.engine.shared_memory import Slot
+
+
+def send_by_value(name: Any) -> None:
+    """Makes cloudpickle send what module `name` defines by value, if no import would find the module."""
+    module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
+    if module is not None and not _is_module_importable(name.partition(".")[0], _get_file(name), tuple(sys.path)):
+        cloudpickle.register_pickle_by_value(module)
+
+
+def _get_file(name: str) -> str | None:
+    """The file of a top-level module; None for a module inside a package."""
+    return None if "." in name else getattr(sys.modules[name], "__file__", None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_module_importable(name: str, file: str | None, path: tuple[str, ...]) -> bool:
+    """Whether an import of a top-level module or package would find it, in `file` if that is known.
+
+    `path` is `sys.path`; it is an argument so that the cache forgets its answers when the path changes. Modules inside
+    a package are not searched for: the package may create them when it is imported.
+    """
+    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    spec = next((spec for find in finders if find is not None and (spec := find(name, None)) is not None), None)
+    if spec is None or file is None or spec.origin is None:
+        return spec is not None
+    try:
+        # Another file of the same name is another module: a worker would import the wrong one.
+        return os.path.samefile(spec.origin, file)
+    except OSError:  # a module inside a zip archive, or one that is built in, has no file to compare
+        return True
+
+
+_CACHED = type(functools.lru_cache(len))
+_NAMED: tuple[Any, ...] = tuple(
+    getattr(typing, name) for name in ("NewType", "ParamSpec", "TypeVarTuple", "TypeAliasType") if hasattr(typing, name)
+)
+KINDS: tuple[Any, ...] = (_CACHED, functools.cached_property, *_NAMED)
+"""The types of these definitions. A function made by `functools.singledispatch` is one, too."""
+
+
+def reduce_definition(value: Any) -> Any:
+    """What `__reduce__` would return for a definition that no worker can import. NotImplemented for other objects."""
+    if isinstance(value, functools.cached_property):  # Python 3.11 keeps a lock in it
+        return functools.cached_property, (value.func,), {"attrname": value.attrname}
+    if isinstance(value, types.FunctionType):
+        is_dispatch = value.__globals__ is vars(functools) and hasattr(value, "registry")
+        if not is_dispatch or _is_importable(value):
+            return NotImplemented
+        return _build_dispatch, (dict(value.registry),)  # type: ignore[attr-defined]
+    if not isinstance(value, KINDS) or _is_importable(value):
+        return NotImplemented
+    if isinstance(value, _CACHED):
+        return _build_cached, (value.__wrapped__, *value.cache_parameters().values())
+    return type(value), (value.__name__, *_list_arguments(value))
+
+
+def _is_importable(value: Any) -> bool:
+    """Whether a worker finds an object by its name."""
+    found = cloudpickle.cloudpickle._lookup_module_and_qualname(value, name=_get_name(value))
+    return found is not None and not cloudpickle.cloudpickle._is_registered_pickle_by_value(found[0])
+
+
+def _get_name(value: Any) -> str:
+    return getattr(value, "__qualname__", value.__name__)
+
+
+def _list_arguments(value: Any) -> tuple[Any, ...]:
+    """What the type of a definition for type checkers takes, behind the name."""
+    if isinstance(value, typing.NewType):
+        return (value.__supertype__,)
+    return (value.__value__,) if hasattr(value, "__value__") else ()
+
+
+def _build_cached(function: Callable[..., Any], size: int | None, typed: bool) -> Any:
+    """A cached function with an empty cache: each worker fills its own."""
+    return functools.lru_cache(size, typed)(function)
+
+
+def _build_dispatch(registry: dict[type, Callable[..., Any]]) -> Any:
+    dispatch = functools.singledispatch(registry.pop(object))
+    for kind, function in registry.items():
+        dispatch.register(kind, function)
+    return dispatch
+
 
 IN_BAND_BYTES = 4096
 """Smaller arrays are sent inside the message. Otherwise a label that the user keeps would hold a whole slot."""

@@ -16,7 +16,7 @@ from typing import Any
 
 _HEADER = struct.Struct("<QB")  # size of the pickle, number of descriptors
 _MOST_DESCRIPTORS = 16  # with one message
-_PIECE_BYTES = 1 << 16  # a worker collects messages up to this size; the pool's thread reads this much at a time
+_CHUNK_BYTES = 1 << 16  # a worker collects messages up to this size; the pool's thread reads this much at a time
 
 
 class Closed(Exception):
@@ -75,7 +75,7 @@ class Channel:
         Each send wakes the other process, so it is faster to send two messages at once.
         """
         self._collect(message)
-        if len(self._collected) > _PIECE_BYTES:
+        if len(self._collected) > _CHUNK_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -91,7 +91,7 @@ class Channel:
             self.flush()
             self._send_all(header, descriptors)
             self._collected = body
-        elif len(body) < _PIECE_BYTES:
+        elif len(body) < _CHUNK_BYTES:
             self._collected += header + body
         else:
             self._collected += header
@@ -142,7 +142,7 @@ class Channel:
         ended = False
         while True:
             try:
-                data = self.socket.recv(_PIECE_BYTES, socket.MSG_DONTWAIT)
+                data = self.socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
             except OSError:
@@ -151,7 +151,7 @@ class Channel:
                 ended = True
                 break
             self._buffer += data
-            if len(data) < _PIECE_BYTES:
+            if len(data) < _CHUNK_BYTES:
                 break  # the selector reports it if there is more, or the end: that saves a call for each message
         while len(self._buffer) >= _HEADER.size:
             size, _ = _HEADER.unpack_from(self._buffer)

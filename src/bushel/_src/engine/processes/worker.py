@@ -15,21 +15,24 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from bushel._src.base import alias, blocks
-from bushel._src.base.ending_threads import must_end
+from bushel._src.base import blocks, grain_names
+from bushel._src.base.background import must_end
 from bushel._src.engine.pool import wire
-from bushel._src.engine.pool.activity import Doing
-from bushel._src.engine.pool.exceptions import pack_error
-from bushel._src.engine.pool.results import has_failed
-from bushel._src.engine.pool.worker import call_init, forget_program, pack_broken, pack_each_row, pack_result
+from bushel._src.engine.pool.results import (
+    call_init,
+    forget_program,
+    has_failed,
+    pack_broken,
+    pack_each_row,
+    pack_error,
+    pack_result,
+)
 from bushel._src.engine.processes.channel import Channel, Closed
-from bushel._src.engine.processes.stacks import write_stack_on_signal
-from bushel._src.engine.processes.store import load_shared
-from bushel._src.engine.processes.whereabouts import Whereabouts
+from bushel._src.engine.processes.shared_areas import Whereabouts, load_object, write_stack_on_signal
 from bushel._src.engine.program import CountBefore, Misfit, Program
-from bushel._src.engine.slabs import Slot
+from bushel._src.engine.shared_memory import Slot
 from bushel._src.engine.stream_program import StreamProgram
-from bushel._src.engine.tasks import Aborted, become_worker, run_task
+from bushel._src.engine.tasks import Aborted, Doing, become_worker, run_task
 
 _MADV_POPULATE_WRITE = 23  # Python's mmap has no name for it
 _WORTH_POPULATING = 1 << 20
@@ -48,10 +51,10 @@ def main(descriptor: int) -> None:
         # Workers are killed in the end: text that is still in a buffer would be lost.
         sys.stdout.reconfigure(line_buffering=True)
     with contextlib.suppress(Closed):
-        _Worker(Channel(socket.socket(fileno=descriptor))).serve()
+        _ProcessWorker(Channel(socket.socket(fileno=descriptor))).serve()
 
 
-class _Worker:
+class _ProcessWorker:
     """The state of the worker process. `_on_<kind>` handles a message of that kind."""
 
     def __init__(self, channel: Channel):
@@ -95,7 +98,7 @@ class _Worker:
         sys.path[:] = path
         os.environ.clear()
         os.environ.update(variables)
-        alias.install_where_asked()
+        grain_names.install_where_asked()
         self._whereabouts.begin(Doing.INIT)
         try:
             call_init(init, index, count)
@@ -107,7 +110,7 @@ class _Worker:
         self._whereabouts.begin(Doing.LOADING, number)
         try:
             with wire.track_pipeline_classes():
-                self._programs[number] = load_shared(descriptor, size, places)
+                self._programs[number] = load_object(descriptor, size, places)
         except BaseException as error:
             self._give_up("a worker cannot load the pipeline", error)
         self._whereabouts.end()
@@ -172,7 +175,7 @@ class _Worker:
             first = low
             if descriptor is not None:
                 *given, first = given
-                given = load_shared(descriptor, *given)
+                given = load_object(descriptor, *given)
             elif given is not None:
                 given = given[0], pickle.loads(given[1])
             if careful and isinstance(runs, Program):
@@ -218,7 +221,7 @@ class _Worker:
         while low < high:
             start = time.perf_counter()
             end = min(low + program.unit, high)
-            rows = None if given is None else blocks.part_of(given, low - first, end - first)
+            rows = None if given is None else blocks.slice_block(given, low - first, end - first)
             count_before = self._make_count_before(task, counts, "ask")
             where.begin(Doing.ROW, task, low, end)
             result = run_task(program, low, end, count_before, where.move, rows)

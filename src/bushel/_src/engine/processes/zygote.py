@@ -21,10 +21,10 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bushel._src.base import clean_python
-from bushel._src.base.clean_python import describe_exit
-from bushel._src.base.lazy import Lazy
-from bushel._src.engine.pool.worker import KEPT_BYTES, LARGEST_KEPT, NO_ACCELERATOR, keeps_default_memory
+from bushel._src.base import background
+from bushel._src.base.background import describe_exit
+from bushel._src.base.late_imports import Lazy
+from bushel._src.engine.pool.results import KEPT_BYTES, LARGEST_KEPT, NO_ACCELERATOR, keeps_default_memory
 from bushel._src.engine.processes import worker
 from bushel._src.engine.processes.channel import Channel, Closed
 
@@ -270,7 +270,7 @@ def _start_python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
     tunables = ":".join(filter(None, [_BYPASS_CACHE, keep, os.environ.get(_TUNABLES)]))
     variables = {**THREADS, **os.environ, **NO_ACCELERATOR, _TUNABLES: tunables}
     code = f"from bushel._src.engine.processes import zygote; {function}({descriptor})"
-    return clean_python.start(code, descriptor, variables)
+    return background.start_python(code, descriptor, variables)
 
 
 def _is_stopped(pid: int) -> bool:
@@ -309,9 +309,9 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: _reap(children, exit_codes))
     # Nearly all pipelines need these modules. Imported here, they take the time of one process and not of each worker.
     for name in (
-        "bushel._src.graph.apply",
+        "bushel._src.graph.map_ops",
         "bushel._src.graph.batch",
-        "bushel._src.graph.leaves",
+        "bushel._src.graph.source_nodes",
         "bushel._src.graph.reindex",
     ):
         importlib.import_module(name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from bushel._src.base import sealed
+from bushel._src.base import checked_files
 from bushel._src.base.progress import Progress
 
 TIMEOUT_S = 30
@@ -90,7 +90,7 @@ def _receive(remote: Remote) -> Iterator[bytes]:
 def open_for_writing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that gets its name only when the block ends without an error. Create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with sealed.replacing(path) as file:
+    with checked_files.replacing(path) as file:
         yield file
 
 

@@ -1,7 +1,6 @@
-"""`LeRobotFolder`: what the folder `meta` of a LeRobot data set says. Rows and videos are read by other modules.
+"""`LeRobotFolder`: what the folder `meta` of a LeRobot data set says: features, names of files, codes of depth.
 
-Counts, splits and numbers of files in `meta` are wrong in many data sets. So this module only reports what is written;
-`rows.py` takes episodes and their lengths from the rows themselves.
+Rows and videos are read by other modules.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import json
 import math
 import os
 import re
+import string
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -24,13 +24,119 @@ import numpy as np
 
 from bushel._src.base import redact
 from bushel._src.base.errors import BushelWarning, DamagedFile
+from bushel._src.base.late_imports import import_package
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import file_access, local_files, paths
-from bushel._src.sources.optional_packages import import_package
-from bushel._src.sources.parquet_sizes import remember_footer
+from bushel._src.sources.parquet import remember_footer
 from bushel._src.sources.paths import Options, Path
-from bushel._src.trajectory.lerobot.depth_code import DepthCode, is_depth, read_depth_code
-from bushel._src.trajectory.lerobot.path_templates import fill_template
+
+_LARGEST_CODE = 4095
+_LARGEST_MM = 65535
+PIXEL_FORMAT = "gray12le"
+"""The pixel format of frames that hold codes, as FFmpeg calls it."""
+
+
+@in_states("depth_code")
+@dataclasses.dataclass(frozen=True)
+class DepthCode:
+    """What the codes of a depth camera mean. The defaults are those of lerobot.
+
+    Attributes:
+      min_m, max_m: the depth of the first and of the last code, in metres.
+      shift_m: what is added before the logarithm, in metres.
+      use_log: whether codes are steps of the logarithm of the depth, and not of the depth itself.
+    """
+
+    min_m: float = 0.01
+    max_m: float = 10.0
+    shift_m: float = 3.5
+    use_log: bool = True
+
+    @functools.cached_property
+    def millimetres(self) -> np.ndarray:
+        """The depth of each code in millimetres, uint16: what lerobot's `dequantize_depth` computes, in float32."""
+        low, high = self.min_m, self.max_m
+        if self.use_log:
+            low, high = float(np.log(low + self.shift_m)), float(np.log(high + self.shift_m))
+        # Codes may be larger than the largest one only in damaged videos.
+        codes = np.minimum(np.arange(1 << 16), _LARGEST_CODE)
+        depth = np.multiply(codes, (high - low) / _LARGEST_CODE, dtype=np.float32)
+        depth += np.float32(low)
+        if self.use_log:
+            # In float64, and then rounded: NumPy's exponential of float32 differs from PyTorch's for some codes.
+            depth = np.exp(depth.astype(np.float64)).astype(np.float32) - np.float32(self.shift_m)
+        depth = np.clip(depth, np.float32(self.min_m), np.float32(self.max_m)) * np.float32(1000)
+        return np.clip(np.rint(depth), 0, _LARGEST_MM).astype(np.uint16)
+
+
+def read_depth_code(info: Mapping[str, Any]) -> DepthCode | None:
+    """The code that a feature's `info` describes; None if its videos do not hold 12 bits, and so no such code."""
+    stored = info.get("video.pix_fmt", PIXEL_FORMAT)
+    if "12" not in str(stored):
+        return None
+    names = {"depth_min": "min_m", "depth_max": "max_m", "shift": "shift_m"}
+    given = {new: float(info[f"video.{old}"]) for old, new in names.items() if info.get(f"video.{old}") is not None}
+    code = DepthCode(use_log=bool(info.get("video.use_log", True)), **given)
+    if not code.min_m < code.max_m or (code.use_log and code.min_m + code.shift_m <= 0):
+        raise ValueError(f"its depth code cannot be right: {code}")
+    return code
+
+
+def is_depth(entry: Mapping[str, Any]) -> bool:
+    """Whether a feature of `meta/info.json` is depth."""
+    infos = [entry.get(name) for name in ("info", "video_info")]
+    return any(
+        info.get(key) for info in infos if isinstance(info, Mapping) for key in ("is_depth_map", "video.is_depth_map")
+    )
+
+
+_WIDTH = re.compile(r"0?([1-9][0-9]?)?d?")
+_LONGEST = 4096
+"""Characters of a path. No file system has longer ones."""
+
+
+def fill_template(template: str, **values: int | str) -> str:
+    """The name of a file. Raises ValueError if the template is not one of a data set.
+
+    >>> fill_template("chunk-{chunk_index:03d}/{video_key}.mp4", chunk_index=2, video_key="front")
+    'chunk-002/front.mp4'
+
+    Args:
+      template: text with fields in braces. A width has at most two digits.
+      **values: what the fields may be.
+    """
+    try:
+        parts = list(string.Formatter().parse(template))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the template {_shorten(template)} cannot be read: {error}") from None
+    found = []
+    for text, field, spec, conversion in parts:
+        found.append(text)
+        if field is None:
+            continue
+        if field not in values:
+            raise ValueError(
+                f"the template {_shorten(template)} has the field {_shorten(field)}; it may have "
+                f"{', '.join(map(repr, values))}"
+            )
+        if conversion or not _WIDTH.fullmatch(spec or "") or (spec and isinstance(values[field], str)):
+            raise ValueError(
+                f"the template {_shorten(template)} formats {field!r} by {_shorten(spec or conversion or '')}; only "
+                "a width of at most 99 digits, such as ':03d', is known"
+            )
+        found.append(format(values[field], spec or ""))
+    name = "".join(found)
+    if len(name) > _LONGEST:
+        raise ValueError(f"the template {_shorten(template)} makes a path of {len(name)} characters")
+    if ".." in name.split("/"):
+        raise ValueError(f"the template {_shorten(template)} leads out of the folder of the data set")
+    return name
+
+
+def _shorten(text: object) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= 120 else f"{shown[:100]}... ({len(shown)} characters)"
+
 
 T = TypeVar("T")
 
@@ -43,7 +149,7 @@ _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 
 @in_states("lerobot_feature")
 @dataclasses.dataclass(frozen=True)
-class Feature:
+class LeRobotFeature:
     """A column of the data set.
 
     Attributes:
@@ -105,6 +211,7 @@ def _download(path: Any) -> str:
     )
 
 
+@in_states("LeRobotFolder")
 class LeRobotFolder:
     """The description of a LeRobot data set, on disk or in a store.
 
@@ -155,7 +262,7 @@ class LeRobotFolder:
         for camera in self.cameras if self.info.get("video_path") else ():
             self._fill("video_path", self.info["video_path"], video_key=camera.name, **numbers)
 
-    def _feature(self, name: str, entry: Any) -> Feature:
+    def _feature(self, name: str, entry: Any) -> LeRobotFeature:
         try:
             dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
         except (KeyError, TypeError, ValueError) as error:
@@ -175,7 +282,7 @@ class LeRobotFolder:
                     BushelWarning,
                     stacklevel=4,
                 )
-                return Feature(name, _UNKNOWN, shape)
+                return LeRobotFeature(name, _UNKNOWN, shape)
         if dtype in ("image", "video"):
             names = entry.get("names") or ()
             first = next(iter(names), None) if isinstance(names, list) else None
@@ -189,7 +296,7 @@ class LeRobotFolder:
                 stacklevel=4,
             )
             dtype = _UNKNOWN
-        return Feature(name, dtype, shape, depth, _list_names(entry.get("names"), shape))
+        return LeRobotFeature(name, dtype, shape, depth, _list_names(entry.get("names"), shape))
 
     def _need(self, name: str) -> Any:
         if self.info.get(name) is None:
@@ -197,7 +304,7 @@ class LeRobotFolder:
         return self.info[name]
 
     @property
-    def cameras(self) -> list[Feature]:
+    def cameras(self) -> list[LeRobotFeature]:
         """The features whose frames are in videos."""
         return [feature for feature in self.features.values() if feature.dtype == "video"]
 

@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from bushel._src.base import redact, sealed
+from bushel._src.base import checked_files, redact
 from bushel._src.base.errors import DamagedFile
 from bushel._src.base.state_names import in_states
-from bushel._src.index import words
+from bushel._src.index import int64
 from bushel._src.sources.parquet import ParquetDataSource
 from bushel._src.sources.paths import Options
 from bushel._src.trajectory.encoded_images import ImageParts
-from bushel._src.trajectory.lerobot.depth_code import DepthCode
-from bushel._src.trajectory.stored_pixels import pack_pixels
-from bushel._src.trajectory.video.packet_table import PacketTables
-from bushel._src.trajectory.video.video_files import VideoFiles
+from bushel._src.trajectory.lerobot.dataset_folder import DepthCode
+from bushel._src.trajectory.pixels import pack_pixels
+from bushel._src.trajectory.video_files import VideoFiles
+from bushel._src.trajectory.video_packets import PacketTables
 
 _KEPT_BYTES = 256 << 20
 
@@ -69,7 +69,7 @@ class Catalog:
 class LeRobotImages(ImageParts):
     """Reads frames of videos and images in rows. A place is (record, start, size).
 
-    `read` returns frames of videos as packed pixels (`stored_pixels.py`); `read_into` decodes them into arrays. The
+    `read` returns frames of videos as packed pixels (`pixels.py`); `read_into` decodes them into arrays. The
     size of an image in a row is not known before it is read: it is 1.
 
     A place of a fault raises DamagedFile when it is read, so that the other episodes can be used.
@@ -152,7 +152,7 @@ class LeRobotImages(ImageParts):
     def _read_rows(self, record: int, rows: list[int]) -> list[bytes]:
         number = record - len(self._catalog.videos)
         name, source = self._catalog.images[number], self._open_rows(number)
-        distinct, back = words.find_distinct(np.array(rows, np.int64))
+        distinct, back = int64.find_distinct(np.array(rows, np.int64))
         found: Any = source.__getitems__(distinct)
         contents = [self._get_content(found[place][name], record, row) for place, row in enumerate(distinct.tolist())]
         return [contents[place] for place in back.tolist()]
@@ -191,7 +191,7 @@ class LeRobotImages(ImageParts):
         temporary = tempfile.mkdtemp(dir=os.path.dirname(folder), prefix="writing-")
         try:
             self._videos.tables.save(temporary)
-            sealed.write_json(os.path.join(temporary, "catalog.json"), dataclasses.asdict(self._catalog))
+            checked_files.write_json(os.path.join(temporary, "catalog.json"), dataclasses.asdict(self._catalog))
             shutil.rmtree(folder, ignore_errors=True)  # a damaged one
             with contextlib.suppress(OSError):  # another process has written the same tables meanwhile
                 os.rename(temporary, folder)
@@ -202,7 +202,7 @@ class LeRobotImages(ImageParts):
     @staticmethod
     def load(folder: str, data: str, options: Options | None, *, verify: bool = True) -> LeRobotImages:
         """What `save` has written to `folder`, for the data set in the folder `data`."""
-        content = sealed.read_json(os.path.join(folder, "catalog.json"))
+        content = checked_files.read_json(os.path.join(folder, "catalog.json"))
         faults = [(text, tuple(shape)) for text, shape in content["faults"]]
         catalog = Catalog(**{field.name: content[field.name] for field in dataclasses.fields(Catalog)})
         catalog = dataclasses.replace(catalog, faults=faults)

@@ -1,7 +1,6 @@
 """A LeRobot data set as a table of frames (`Episodes`): made once, checked, kept in a cache folder, mapped from there.
 
-Numbers and tasks are columns. Pictures are places: the file and the frame of each row and camera are found here, and
-their times are compared with those of the rows, so that no mismatch is left for later.
+A frame of a video belongs to the row at whose time it is shown, within a tolerance.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -23,16 +22,121 @@ from bushel._src.sources import file_access, paths
 from bushel._src.sources.paths import get_cache_folder
 from bushel._src.state.digest import whole_digest
 from bushel._src.trajectory import episodes as tables
-from bushel._src.trajectory.episodes import Episodes
-from bushel._src.trajectory.frame_columns import Images, Numbers, Texts
-from bushel._src.trajectory.lerobot.alignment import Span, align_frames, find_overlaps
-from bushel._src.trajectory.lerobot.dataset_folder import Feature, LeRobotFolder, VideoPlace
-from bushel._src.trajectory.lerobot.depth_code import DepthCode
+from bushel._src.trajectory.data_utils import to_objects
+from bushel._src.trajectory.episodes import Episodes, Images, Numbers, Texts, make_column
+from bushel._src.trajectory.lerobot.dataset_folder import DepthCode, LeRobotFeature, LeRobotFolder, VideoPlace
 from bushel._src.trajectory.lerobot.image_parts import Catalog, LeRobotImages
-from bushel._src.trajectory.lerobot.rows import Rows, read_rows
-from bushel._src.trajectory.numpy_or_jax import to_objects
-from bushel._src.trajectory.table_builder import make_column
-from bushel._src.trajectory.video.packet_table import PacketTable, PacketTables, read_packet_table
+from bushel._src.trajectory.lerobot.rows import LeRobotRows, read_rows
+from bushel._src.trajectory.video_packets import PacketTable, PacketTables, read_packet_table
+
+_DRIFT = 0.1  # of the time between two rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """The time that an episode has in a video file, in seconds.
+
+    Attributes:
+      episode: its `episode_index`.
+      length: how many rows it has.
+      start_s: when its first frame is shown.
+      stop_s: when its frames end, as `meta` says; None if it does not say.
+    """
+
+    episode: int
+    length: int
+    start_s: float
+    stop_s: float | None
+
+
+def find_overlaps(spans: Sequence[Span], fps: float, tolerance_s: float = 1e-4) -> dict[int, str]:
+    """What is wrong with the spans of the episodes of one video file, by episode. Empty if nothing is.
+
+    The frames of an episode must lie within its span, and the spans of episodes must follow each other in the order of
+    the episodes, as lerobot writes them. All of it holds within half the time between two rows plus `tolerance_s`:
+    `from_timestamp` is a sum of rounded durations, and a span that is off by less than half a row leaves no doubt which
+    frames are meant.
+
+    >>> find_overlaps([Span(0, 10, 0.0, 1.0), Span(1, 10, 0.5, 1.5)], fps=10)[1]
+    'its span from 0.5 to 1.5 s begins before the end of episode 0, at 1 s'
+    """
+    slack, wrong = 0.5 / fps + tolerance_s, {}
+    before: Span | None = None
+    end = -np.inf  # of the spans so far
+    for span in sorted(spans, key=lambda one: one.episode):
+        needed = span.start_s + span.length / fps
+        stop = needed if span.stop_s is None else span.stop_s
+        if span.start_s < -slack:
+            wrong[span.episode] = f"its span begins at {span.start_s:.6g} s"
+        elif stop < needed - slack:
+            wrong[span.episode] = (
+                f"its span from {span.start_s:.6g} to {stop:.6g} s is too short for {span.length} rows at {fps:g} fps"
+            )
+        elif before is not None and span.start_s < end - slack:
+            wrong[span.episode] = (
+                f"its span from {span.start_s:.6g} to {stop:.6g} s begins before the end of episode {before.episode}, "
+                f"at {end:.6g} s"
+            )
+            # Which of the two is wrong cannot be seen.
+            wrong.setdefault(before.episode, f"its span ends at {end:.6g} s, after the begin of episode {span.episode}")
+        if max(stop, needed) > end:
+            before, end = span, max(stop, needed)
+    return wrong
+
+
+def align_frames(
+    seconds: np.ndarray, numbers: np.ndarray, fps: float, start_s: float, times: np.ndarray, tolerance_s: float
+) -> np.ndarray:
+    """The number of the frame of each row of an episode. Raises ValueError, which says what does not fit.
+
+    Args:
+      seconds: the column `timestamp` of the rows.
+      numbers: the column `frame_index` of the rows.
+      fps: rows per second.
+      start_s: the time of the episode's first frame in the video.
+      times: when each frame of the video is shown, in seconds, ascending.
+      tolerance_s: the largest distance between the time of a row and that of its frame.
+
+    >>> times = np.arange(10) / 10
+    >>> align_frames(np.array([0.0, 0.1, 0.2]), np.arange(3), 10, 0.5, times, 1e-4)
+    array([5, 6, 7])
+    """
+    if not len(times):
+        raise ValueError("the video has no frames")
+    # `timestamp` is float32, which is off by more than the tolerance after some minutes. `frame_index / fps` is exact.
+    given, exact = seconds.astype(np.float64), numbers / fps
+    rounding = 2 * np.spacing(np.abs(seconds).astype(np.float32)).astype(np.float64) + 1e-6
+    wanted = start_s + np.where(np.abs(given - exact) <= rounding, exact, given)
+    # The start of an episode in its file is a sum of durations that were rounded, so it drifts. A small difference to
+    # the nearest frame does not leave open which frame is meant.
+    first = times[_find_nearest(times, np.array([start_s]))[0]]
+    if abs(start_s - first) <= _DRIFT / fps:
+        wanted = wanted - (start_s - first)
+    frames = _find_nearest(times, wanted)
+    distance = np.abs(times[frames] - wanted)
+    wrong = np.flatnonzero(~(distance <= tolerance_s))  # also where a time is NaN
+    if len(wrong):
+        row = int(wrong[0])
+        rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else 0.0
+        if np.isfinite(wanted[row]) and wanted[row] > times[-1] + tolerance_s:
+            raise ValueError(
+                f"frame {row} should be shown at {wanted[row]:.6g} s, but the video ends at {times[-1]:.6g} s "
+                f"({len(times)} frames); {len(wrong)} of {len(wanted)} frames of the episode are missing"
+            )
+        raise ValueError(
+            f"frame {row} should be shown at {wanted[row]:.6g} s, and the nearest frame of the video is shown at "
+            f"{times[frames[row]]:.6g} s, {distance[row]:.3g} s away; tolerance_s is {tolerance_s:g}. The video has "
+            f"{rate:.4g} frames per second, the rows {fps:g}"
+        )
+    return frames
+
+
+def _find_nearest(times: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The number of the nearest time for each wanted one; the earlier of two that are equally near."""
+    after = np.clip(np.searchsorted(times, np.nan_to_num(wanted)), 0, len(times) - 1)
+    before = np.maximum(after - 1, 0)
+    return np.where(np.abs(times[before] - wanted) <= np.abs(times[after] - wanted), before, after)
+
 
 BadEpisodes = Literal["raise", "drop", "mask"]
 TASK = "task"
@@ -127,7 +231,7 @@ def _build(folder: LeRobotFolder, tolerance_s: float, on_error: BadEpisodes) -> 
     return _make_table(folder, rows, videos, kept, masked=on_error == "mask")
 
 
-def _report_lengths(rows: Rows, folder: LeRobotFolder) -> None:
+def _report_lengths(rows: LeRobotRows, folder: LeRobotFolder) -> None:
     """Warns where `meta` says another length than the rows have. The rows count."""
     lengths = dict(zip(rows.episodes.tolist(), rows.lengths.tolist()))
     other = [
@@ -145,7 +249,7 @@ def _report_lengths(rows: Rows, folder: LeRobotFolder) -> None:
         )
 
 
-def _find_unknown_tasks(rows: Rows, folder: LeRobotFolder) -> None:
+def _find_unknown_tasks(rows: LeRobotRows, folder: LeRobotFolder) -> None:
     """Notes episodes with a `task_index` that has no text. A data set without a file of tasks has no texts at all."""
     try:
         known = folder.tasks
@@ -168,7 +272,7 @@ def _find_unknown_tasks(rows: Rows, folder: LeRobotFolder) -> None:
 class _Videos:
     """Finds the frames of all episodes and cameras: the files, their packet tables, and what does not fit."""
 
-    def __init__(self, folder: LeRobotFolder, rows: Rows, tolerance_s: float):
+    def __init__(self, folder: LeRobotFolder, rows: LeRobotRows, tolerance_s: float):
         self._folder, self._rows, self._tolerance_s = folder, rows, tolerance_s
         self.names: dict[str, int] = {}
         self.tables: list[PacketTable | None] = []
@@ -248,7 +352,7 @@ class _Videos:
         except DamagedFile as error:
             return file.size, str(error)
 
-    def _find_shape(self, camera: Feature, wanted: Mapping[tuple[int, str], VideoPlace]) -> tuple[int, int, int]:
+    def _find_shape(self, camera: LeRobotFeature, wanted: Mapping[tuple[int, str], VideoPlace]) -> tuple[int, int, int]:
         """The size of a camera's frames: as `meta` says if a file has it, else that of the first file."""
         files = dict.fromkeys(place.path for (_, name), place in wanted.items() if name == camera.name)
         streams = [table.stream for table in (self.tables[self.names[file]] for file in files) if table is not None]
@@ -288,7 +392,9 @@ class _Videos:
         self.faults[episode, camera] = f"episode {episode}, {camera}{where}: {text}"
 
 
-def _make_table(folder: LeRobotFolder, rows: Rows, videos: _Videos, kept: np.ndarray, *, masked: bool) -> Episodes:
+def _make_table(
+    folder: LeRobotFolder, rows: LeRobotRows, videos: _Videos, kept: np.ndarray, *, masked: bool
+) -> Episodes:
     chosen = np.repeat(kept, rows.lengths)
     lengths = rows.lengths[kept]
     faults = list(videos.faults.items())

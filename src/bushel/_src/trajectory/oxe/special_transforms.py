@@ -13,8 +13,7 @@ import numpy as np
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.trajectory.data_utils import Tree, moving, tree_map
-from bushel._src.trajectory.rotations import convert_matrices
-from bushel._src.trajectory.statements import get_path
+from bushel._src.trajectory.standardization_steps import convert_matrices, get_path
 
 METRIC_WAYPOINT_SPACING = {
     "cory_hall": 0.06,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from bushel._src.view.queries import Routes
-from bushel._src.view.session import Session
+from bushel._src.view.session import Routes, Session
 
 PANELS = ("pipeline", "elements", "robots", "origin", "order", "running")
 """The modules of this folder that are panels, in the order of the page's tabs."""

@@ -11,10 +11,9 @@ from bushel._src.datasets.base_dataset import wrap
 from bushel._src.graph.concat_split import ConcatThenSplit
 from bushel._src.graph.node import Node
 from bushel._src.graph.pack_stream import Pack
-from bushel._src.view import mixture, output_records, packing, padding, shuffling
-from bushel._src.view.packing import FeaturePacking, Packing
-from bushel._src.view.queries import BadQuery, Query, Routes
-from bushel._src.view.session import Session
+from bushel._src.view import output_records, padding
+from bushel._src.view.padding import FeaturePacking, Packing
+from bushel._src.view.session import BadQuery, Query, Routes, Session
 
 OUTPUTS = 100
 """How many outputs are counted if the page does not say it."""
@@ -53,17 +52,17 @@ def routes(session: Session) -> Routes:
             "before_filter": found.before_filter,
             "mixtures": [
                 dataclasses.asdict(shares) | {"largest_gap": shares.largest_gap}
-                for shares in mixture.measure_shares(found)
+                for shares in output_records.measure_shares(found)
             ],
         }
 
     def order(query: Query) -> dict[str, Any]:
         try:
             found, count = trace_first(query)
-            maps = shuffling.map_positions(find_node(query))
+            maps = output_records.map_positions(find_node(query))
         except output_records.NotTraceable as error:
             return {"reason": str(error), "sources": []}
-        orders = shuffling.measure_order(found)
+        orders = output_records.measure_order(found)
         by_component = {(one.component, one.source): one for one in maps}
         return {
             "reason": "",
@@ -83,20 +82,20 @@ def routes(session: Session) -> Routes:
     def describe_packings(query: Query) -> dict[str, Any]:
         node = find_node(query)
         return {
-            "packings": [_describe_packing(one) for one in packing.describe_packing(node)],
-            "buckets": [dataclasses.asdict(one) for one in packing.describe_buckets(node)],
+            "packings": [_describe_packing(one) for one in padding.describe_packing(node)],
+            "buckets": [dataclasses.asdict(one) for one in padding.describe_buckets(node)],
             "padded": [{"step": step, "call": session.steps[step].node.call()} for step in find_padded(node)],
-            "readable": bool(packing.find_nodes(node, Pack) or packing.find_nodes(node, ConcatThenSplit)),
+            "readable": bool(padding.find_nodes(node, Pack) or padding.find_nodes(node, ConcatThenSplit)),
             "read": READ,
         }
 
     def find_padded(node: Node) -> list[int]:
         numbers = {id(step.node): step.number for step in session.steps}
-        return [numbers[id(one)] for one in packing.find_nodes(node, Node) if padding.may_pad(one)]
+        return [numbers[id(one)] for one in padding.find_nodes(node, Node) if padding.may_pad(one)]
 
     def read_packing(query: Query) -> dict[str, Any]:
         elements = list(_read_elements(session, query))
-        found = packing.measure_packing(elements)
+        found = padding.measure_packing(elements)
         return {"packing": None if found is None else _describe_packing(found), "outputs": len(elements)}
 
     def read_padding(query: Query) -> dict[str, Any]:

@@ -10,10 +10,8 @@ from bushel._src.base.errors import describe_error
 from bushel._src.base.options import DatasetOptions
 from bushel._src.graph.node import MapNode
 from bushel._src.graph.streams import Elements, WithOptions
-from bushel._src.view.own_process import open_unlisted
-from bushel._src.view.queries import Query, Routes
-from bushel._src.view.session import SPEC, Session
-from bushel._src.view.stream_reader import without_workers
+from bushel._src.view.attachment import open_unlisted
+from bushel._src.view.session import SPEC, Query, Routes, Session, without_workers
 
 RECORDS_FOR_SHAPES = 10_000
 """The shapes of an element that is made of more records are not looked for before the user asks."""

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from bushel._src.display import media
-from bushel._src.view.episode_lists import EpisodeLists
-from bushel._src.view.joint_names import JointNames, choose_names
-from bushel._src.view.places import Place, comes_from_episodes, find_place
-from bushel._src.view.queries import BadQuery, Query, Routes
+from bushel._src.display import pictures
+from bushel._src.view.episode_lookup import EpisodeLists, EpisodePlace, comes_from_episodes, find_place
 from bushel._src.view.robot_elements import (
     Camera,
-    Chunks,
+    JointNames,
     RobotSample,
+    SampleCurves,
+    choose_names,
     count_rows,
     describe_episode,
     describe_sample,
@@ -25,7 +24,7 @@ from bushel._src.view.robot_elements import (
     is_batched,
     take_row,
 )
-from bushel._src.view.session import Reading, Session
+from bushel._src.view.session import BadQuery, ElementReading, Query, Routes, Session
 
 POINTS = 500
 """A curve over a whole episode has at most so many points."""
@@ -55,7 +54,7 @@ def _has_actions(session: Session) -> bool:
 
 def routes(session: Session) -> Routes:
     """`show`: what a sample shows. `episode`: curves over its whole episode. `episodes`: a list of all episodes."""
-    reader, names, lists = _Reader(session), JointNames(session), EpisodeLists(session)
+    reader, names, lists = _ElementReader(session), JointNames(session), EpisodeLists(session)
 
     def show(query: Query) -> dict[str, Any]:
         step, index, row = _read_place(session, query)
@@ -103,15 +102,15 @@ def routes(session: Session) -> Routes:
     return {"show": show, "episode": episode, "episodes": episodes}
 
 
-class _Reader:
+class _ElementReader:
     """Reads elements and keeps the last ones: a page asks for several rows of a batch, and for steps of an episode."""
 
     def __init__(self, session: Session):
         self._session = session
-        self._kept: collections.OrderedDict[tuple[int, int], Reading] = collections.OrderedDict()
+        self._kept: collections.OrderedDict[tuple[int, int], ElementReading] = collections.OrderedDict()
         self._lock = threading.Lock()
 
-    def read(self, step: int, index: int) -> Reading:
+    def read(self, step: int, index: int) -> ElementReading:
         with self._lock:
             if (step, index) in self._kept:
                 self._kept.move_to_end((step, index))
@@ -130,7 +129,7 @@ def _read_place(session: Session, query: Query) -> tuple[int, int, int]:
     return session.step(step).number, query.integer("index", 0, low=0), query.integer("row", 0, low=0)
 
 
-def _describe_reading(reading: Reading) -> dict[str, Any]:
+def _describe_reading(reading: ElementReading) -> dict[str, Any]:
     failure = {"message": reading.error, "trace": reading.trace} if reading.error else None
     progress = reading.progress
     return {
@@ -146,14 +145,14 @@ def _describe_reading(reading: Reading) -> dict[str, Any]:
     }
 
 
-def _read_step(place: Place, time: int) -> Any:
+def _read_step(place: EpisodePlace, time: int) -> Any:
     found = np.flatnonzero(place.times == time)
     if not len(found):
         raise BadQuery(f"{place} has no element for step {time}.")
     return place.read_step(int(found[0]))
 
 
-def _describe_place(place: Place, time: int, times: Sequence[int]) -> dict[str, Any]:
+def _describe_place(place: EpisodePlace, time: int, times: Sequence[int]) -> dict[str, Any]:
     return {
         "dataset": place.dataset,
         "episode": place.episode,
@@ -191,8 +190,8 @@ def _describe_camera(camera: Camera) -> dict[str, Any]:
         try:
             pixels = camera.read(number)
             if pixels is not None:
-                shown, frame["note"] = media.to_pixels(pixels)
-                frame["url"] = media.png_url(shown)
+                shown, frame["note"] = pictures.to_pixels(pixels)
+                frame["url"] = pictures.png_url(shown)
                 frame["size"] = list(pixels.shape[:2])
         except Exception as error:  # one damaged image must not hide the others
             frame["error"] = f"{type(error).__name__}: {error}"
@@ -200,7 +199,7 @@ def _describe_camera(camera: Camera) -> dict[str, Any]:
     return {"name": camera.name, "frames": frames, "left_out": max(0, len(camera.frames) - FRAMES)}
 
 
-def _describe_chunks(chunks: Chunks, names: JointNames) -> dict[str, Any]:
+def _describe_chunks(chunks: SampleCurves, names: JointNames) -> dict[str, Any]:
     slots, steps, width = chunks.values.shape
     # Dimensions that this robot does not have are padding in each step.
     there = np.flatnonzero(chunks.real.any(axis=(0, 1)))
@@ -220,7 +219,7 @@ def _describe_chunks(chunks: Chunks, names: JointNames) -> dict[str, Any]:
     }
 
 
-def _thin_out(curve: Chunks, names: JointNames) -> dict[str, Any]:
+def _thin_out(curve: SampleCurves, names: JointNames) -> dict[str, Any]:
     values = curve.values[0]
     width = values.shape[1]
     step = -(-len(values) // POINTS)

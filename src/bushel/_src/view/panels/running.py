@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bushel._src.view.queries import Query, Routes
-from bushel._src.view.session import Session
+from bushel._src.view.session import Query, Routes, Session
 
 
 def about(session: Session) -> dict[str, Any]:
