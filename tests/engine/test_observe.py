@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
@@ -17,6 +18,7 @@ from helpers import strategies
 from helpers.recipes import as_stream
 from helpers.stepped_executor import Stepped
 from helpers.waiting import SOON_S
+from helpers.worker_pools import open_on
 from hypothesis import HealthCheck, given, settings
 
 import bushel
@@ -25,9 +27,9 @@ from bushel._src.engine.measurements import Pool, Stage, Watched, number_stages
 from bushel._src.engine.opener import open_stream
 from bushel._src.engine.position_delivery import PositionDelivery
 from bushel._src.engine.processes.executor import Processes
-from bushel._src.engine.program import PlannedInput, Program, run
+from bushel._src.engine.program import PlannedInput, Program, Result, run
 from bushel._src.engine.report import Report
-from bushel._src.engine.tasks import Threads
+from bushel._src.engine.tasks import ExecutorAround, Threads, Ticket
 from bushel._src.engine.timing_wrappers import Observer
 from bushel._src.graph.node import Node
 from bushel.engine import Executor
@@ -137,7 +139,7 @@ def test_a_part_that_is_used_twice_is_one_stage():
     assert [stage.elements for stage in it.report().stages if stage.call == "map(abs)"] == [20]
 
 
-def test_a_dataset_of_ones_own_is_one_stage():
+def test_a_users_own_dataset_is_one_stage():
     class Doubled(bushel.MapDataset):
         def __len__(self):
             return len(self._parent)
@@ -180,7 +182,7 @@ def test_what_a_thread_pulls_is_timed(name):
     assert report.slowest is not None and report.slowest.call.startswith("map(wait")
 
 
-def test_of_threads_and_workers_that_wait_for_one_another_the_busiest_limits():
+def test_of_several_pools_the_busiest_is_named_as_the_limit():
     ds = bushel.MapDataset.range(60).map(wait).to_iter_dataset()
     ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1)).map(abs)
     ds = ThreadPrefetchIterDataset(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2), prefetch_buffer_size=2)
@@ -210,7 +212,7 @@ class _PassedIterator(bushel.DatasetIterator):
         self._parent.set_state(state)
 
 
-def test_workers_behind_a_dataset_of_ones_own_are_seen():
+def test_the_verdict_names_the_workers_behind_a_users_own_dataset():
     marked = (
         bushel.MapDataset.range(60)
         .map(wait)
@@ -224,7 +226,7 @@ def test_workers_behind_a_dataset_of_ones_own_are_seen():
     assert "input-bound: the step waits for the workers " in report.verdict
 
 
-def test_an_operation_that_stays_here_though_it_is_marked_is_told_apart():
+def test_an_operation_before_a_prefetch_that_stays_in_the_consumer_is_marked():
     ds = (
         Passed(bushel.MapDataset.range(60).to_iter_dataset())
         .mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
@@ -296,6 +298,28 @@ def test_time_in_workers_comes_back_with_the_results(warm, name):
     assert 0 < pool.wait_s <= report.waited_s <= report.elapsed_s
     assert report.slowest is not None and report.slowest.call == "map(slow)"
     assert spent["delivery"] < report.waited_s  # waiting is no work
+
+
+class Descheduled(ExecutorAround):
+    """Another executor, after whose results the consumer gets no core for a while."""
+
+    waits = 0
+
+    def wait(self, ticket: Ticket) -> tuple[Result, float]:
+        answer = self._executor.wait(ticket)
+        self.waits += 1
+        time.sleep(0.02)
+        return answer
+
+
+def test_a_consumer_that_gets_no_core_has_waited_and_delivery_has_not_worked():
+    """The result has arrived, but the machine is busy: "let the workers make larger batches" would be wrong advice."""
+    ds = bushel.MapDataset.range(20).map(slow).to_iter_dataset()
+    with contextlib.closing(Descheduled(Threads(2))) as executor, open_on(timed(ds), executor) as it:
+        list(it)
+        report = it.report()
+    assert report.pools[0].wait_s >= executor.waits * 0.02
+    assert report.slowest is not None and report.slowest.call == "map(slow)"
 
 
 def test_timed_results_are_let_go_of(caplog):
@@ -427,7 +451,7 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize(("report", "sentence"), VERDICTS)
-def test_the_verdict(monkeypatch, report, sentence):
+def test_the_verdict_of_a_report_says_what_limits_it(monkeypatch, report, sentence):
     monkeypatch.setattr("bushel._src.engine.report.count_cores", lambda: 8)
     assert sentence in report.verdict
     assert str(report).endswith(report.verdict)
