@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bushel._src.base.public import find_module
+
 sys.path[:0] = [str(Path(__file__).parent.parent / "docs" / "_ext")]
 public_names = importlib.import_module("public_names")
 
@@ -63,7 +65,7 @@ def types_of(function: Callable[..., Any]) -> dict[str, Any]:
     annotations = dict(getattr(inner, "__annotations__", {}))
     if not any(isinstance(annotation, str) for annotation in annotations.values()):
         return annotations
-    modules = [sys.modules[inner.__module__], *_modules_of_class(inner)]
+    modules = [sys.modules[find_module(inner)], *_modules_of_class(inner)]
     names: Mapping[str, Any] = functools.reduce(lambda known, module: names_for_types(module) | known, modules, {})
     return {name: eval(text, dict(names)) if isinstance(text, str) else text for name, text in annotations.items()}
 

@@ -200,7 +200,7 @@ def test_shuffled_windows_cover_all_of_them_once():
         ),
         (lambda: ArraySource(np.array([0, 2**40])), "numbers from 0 to 1099511627776 do not fit int32."),
         (lambda: ArraySource(np.zeros(0)), "A source needs at least one element, got none."),
-        (lambda: ArraySource(np.zeros(3), "sorted"), "ordering must be 'sequential' or 'shuffle', got 'sorted'."),
+        (lambda: ArraySource(np.zeros(3), "sorted"), 'ordering must be "sequential" or "shuffle", got \'sorted\'.'),
         (lambda: ArraySource(np.zeros(3), where=[True]), "one boolean for each of 3 records, got bool[1]."),
         (lambda: ArraySource(np.zeros(2), where=[False] * 2), "where= keeps none of the 2 records."),
         (lambda: ArraySource(np.zeros(3), weights=[1.0]), "one number for each of 3 records, got shape [1]."),
