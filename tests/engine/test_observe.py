@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
@@ -17,6 +18,7 @@ from helpers import strategies
 from helpers.recipes import as_stream
 from helpers.stepped_executor import Stepped
 from helpers.waiting import SOON_S
+from helpers.worker_pools import open_on
 from hypothesis import HealthCheck, given, settings
 
 import bushel
@@ -24,10 +26,10 @@ from bushel.engine import Executor, Observer, open_stream
 from bushel.engine.figures import Pool, Stage
 from bushel.engine.position_delivery import PositionDelivery
 from bushel.engine.processes.executor import Processes
-from bushel.engine.program import PlannedRows, Program, run
+from bushel.engine.program import PlannedRows, Program, Result, run
 from bushel.engine.report import Report
 from bushel.engine.tally import Watched, number_stages
-from bushel.engine.tasks import Threads
+from bushel.engine.tasks import ExecutorAround, Threads, Ticket
 from bushel.experimental import (
     DatasetOptions,
     ExecutionTrackingMode,
@@ -295,6 +297,28 @@ def test_time_in_workers_comes_back_with_the_results(warm, name):
     assert 0 < pool.wait_s <= report.waited_s <= report.elapsed_s
     assert report.slowest is not None and report.slowest.call == "map(slow)"
     assert spent["delivery"] < report.waited_s  # waiting is no work
+
+
+class Descheduled(ExecutorAround):
+    """Another executor, after whose results the consumer gets no core for a while."""
+
+    waits = 0
+
+    def wait(self, ticket: Ticket) -> tuple[Result, float]:
+        answer = self._executor.wait(ticket)
+        self.waits += 1
+        time.sleep(0.02)
+        return answer
+
+
+def test_a_consumer_that_gets_no_core_has_waited_and_delivery_has_not_worked():
+    """The result has arrived, but the machine is busy: "let the workers make larger batches" would be wrong advice."""
+    ds = bushel.MapDataset.range(20).map(slow).to_iter_dataset()
+    with contextlib.closing(Descheduled(Threads(2))) as executor, open_on(timed(ds), executor) as it:
+        list(it)
+        report = it.report()
+    assert report.pools[0].wait_s >= executor.waits * 0.02
+    assert report.slowest is not None and report.slowest.call == "map(slow)"
 
 
 def test_timed_results_are_let_go_of(caplog):
