@@ -162,10 +162,10 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "robot_script.py").write_text(
-        "import known_robots\n"
+        "from helpers import traceable_robots\n"
         "from bushel.trajectory import TrajectoryDataset\n"
         "def make():\n"
-        "    return TrajectoryDataset.from_trajectories([known_robots.steps(0, e, 3) for e in range(4)]).dataset\n"
+        "    return TrajectoryDataset.from_trajectories([traceable_robots.steps(0, e, 3) for e in range(4)]).dataset\n"
     )
     assert cli.main(["view", "robot_script.py:make", "--rerun", "out.rrd", "--limit", "2", "--index", "1"]) == 0
     assert "2 elements in out.rrd" in capsys.readouterr().out
