@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import tracemalloc  # noqa: F401  # pytest imports it while it handles a warning, and a second warning then fails
 from collections.abc import Iterator
 
 import pytest

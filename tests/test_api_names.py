@@ -171,7 +171,7 @@ def test_each_exception_is_needed():
     assert not unused, "No synonyms any more, remove them from EXCEPTIONS:\n" + "\n".join(unused)
 
 
-def test_the_table_is_read():
+def test_the_table_of_names_in_the_document_is_read():
     assert len(TABLE) >= 18
     for use, never in TABLE:
         assert use and never

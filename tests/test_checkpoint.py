@@ -272,7 +272,7 @@ jax.distributed.shutdown()
 
 
 @pytest.mark.slow
-def test_two_jax_processes(tmp_path):
+def test_two_jax_processes_save_and_restore_one_checkpoint(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -228,7 +228,7 @@ def test_a_format_that_the_name_does_not_say(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("of", [*WRITERS, "tfrecord.gz"])
-def test_a_part_of_a_file(of, tmp_path):
+def test_convert_takes_parts_of_files(of, tmp_path):
     WRITERS[of.removesuffix(".gz")](tmp_path / f"in.{of}", RECORDS)
     if of.endswith(".gz"):
         (tmp_path / f"in.{of}").write_bytes(gzip.compress((tmp_path / f"in.{of}").read_bytes()))

@@ -38,7 +38,7 @@ def diagnose(folder: pathlib.Path, *failed: str) -> str:
     return done.stdout
 
 
-def test_it_says_of_each_failed_test_how_often_it_passes_alone(tmp_path):
+def test_the_diagnosis_says_of_each_failed_test_how_often_it_passes_alone(tmp_path):
     printed = diagnose(tmp_path, PASSES, FAILS, FAILS_THE_THIRD_TIME)
     assert printed.endswith(
         "The run has failed. What the failed tests do alone:\n"

@@ -147,7 +147,7 @@ def test_another_number_of_hosts_loses_nothing_and_repeats_nothing(run, kind, th
 
 @settings(max_examples=100, deadline=None)
 @given(run=phases(), kind=st.sampled_from(KINDS), stop=st.integers(0, 6))
-def test_the_same_hosts_go_on_exactly(run, kind, stop):
+def test_the_same_number_of_hosts_resumes_exactly(run, kind, stop):
     """From every stop, also after shard states were set: then some datasets wait for their turn at a state."""
     lengths, ((count, rows, cycle_length, stops), (after, *_), *_) = run
     ds = interleave(lengths, cycle_length, kind)

@@ -374,7 +374,7 @@ def test_an_error_in_a_stream_tells_where_it_happened(build, notes):
 
 
 @pytest.mark.parametrize("options", EXECUTORS, ids=repr)
-def test_it_is_the_very_error_that_was_raised(options):
+def test_the_error_is_the_object_that_the_function_raised(options):
     own = Broken("mine")
 
     def fail(_):

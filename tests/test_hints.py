@@ -149,7 +149,7 @@ def test_datasets_are_pickled_and_copied_as_before():
     assert np.array_equal(copy.copy(column).values, column.values)
 
 
-def test_signatures_stay():
+def test_hints_leave_the_signatures_as_they_are():
     assert list(inspect.signature(MapDataset.batch).parameters) == ["self", "batch_size", "drop_remainder", "batch_fn"]
     assert list(inspect.signature(MapDataset).parameters) == ["parents"]
     assert list(inspect.signature(bushel.ReadOptions).parameters) == ["num_threads", "prefetch_buffer_size"]

@@ -317,7 +317,7 @@ EXECUTORS = {"here": lambda: None, "threads": lambda: Threads(2), "processes": l
 
 @pytest.mark.parametrize("where", EXECUTORS)
 @pytest.mark.parametrize("name", SLOW)
-def test_who_goes_on_after_ctrl_c_misses_nothing(name, where):
+def test_reading_on_after_ctrl_c_loses_nothing(name, where):
     with open_on(SLOW[name]()) as it:
         expected = list(it)
     executor = EXECUTORS[where]()

@@ -68,7 +68,7 @@ def test_names_and_defaults_are_grains():
 
 @laws
 @given(st.lists(choices, min_size=1, max_size=4))
-def test_merging_is_grains(several):
+def test_options_are_merged_as_grain_merges_them(several):
     ours, theirs = (options(library, several[0]) for library in (bushel, grain))
     for choice in several[1:]:
         ours, theirs = ours.merge(options(bushel, choice)), theirs.merge(options(grain, choice))

@@ -162,7 +162,7 @@ TWO = bushel.MultiprocessingOptions(num_workers=2)
 
 
 @pytest.mark.parametrize("build", IN_WORKERS.values(), ids=IN_WORKERS)
-def test_what_an_iterator_of_ones_own_draws_from_is_computed_by_the_workers(build):
+def test_workers_compute_what_a_users_own_iterator_reads(build):
     with iter(build().mp_prefetch(TWO)) as it:
         found = {int(np.sum(window)) for window in it}
         assert len(it.report().pools) == 1

@@ -107,7 +107,7 @@ def test_states_are_interchangeable(executors, recipe, one, other, cut, place):
 @pytest.mark.timeout(3600)
 @many
 @given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 60), place=places)
-def test_many_pipelines(executors, recipe, one, other, cut, place):
+def test_many_pipelines_are_the_same_in_actors(executors, recipe, one, other, cut, place):
     check_same(recipe, executors, place, most=60)
     check_goes_on(recipe, executors[one], executors[other], place, cut, most=60)
 

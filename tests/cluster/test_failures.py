@@ -190,7 +190,7 @@ def packed(count: int) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_chaos(cluster):
+def test_fifty_deaths_of_actors_and_nodes_lose_and_double_nothing(cluster):
     """Fifty deaths of actors and of nodes while a pipeline runs: equal to the run that nobody disturbed."""
     draw = random.Random(0)
     ds = packed(12_000)

@@ -79,7 +79,7 @@ class Machine:
     demand=st.floats(0.2, 100),
     seed=st.integers(0, 99),
 )
-def test_it_settles_on_what_brings_something(most, each, limit, demand, seed):
+def test_the_tuner_settles_on_workers_that_gain_something(most, each, limit, demand, seed):
     machine = Machine(each, at_most=limit * each, demand=demand * each, seed=seed)
     tuner = Tuner(most)
     history = [tuner.judge(**machine.window(tuner.workers)) for _ in range(40)]
@@ -95,7 +95,7 @@ def test_it_settles_on_what_brings_something(most, each, limit, demand, seed):
     assert str(settled) in tuner.why or "waits" in tuner.why
 
 
-def test_it_tries_again_when_the_data_changes():
+def test_the_tuner_tries_again_when_the_data_changes():
     tuner = Tuner(4)
     easy, hard = Machine(100, 400, 50, 0), Machine(10, 40, 50, 0)
     for _ in range(20):
@@ -298,7 +298,7 @@ def test_a_consumer_that_is_the_limit_gets_one_worker(monkeypatch):
     assert "the consumer waits " in pool.why
 
 
-def test_how_it_reads():
+def test_the_number_of_workers_is_left_out_of_the_repr_if_it_is_chosen_later():
     ds = bushel.MapDataset.range(3).to_iter_dataset().mp_prefetch()
     assert repr(ds).endswith(".mp_prefetch()")
     assert bushel.MultiprocessingOptions().num_workers == 0  # as in Grain

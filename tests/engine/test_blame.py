@@ -57,7 +57,7 @@ def test_an_element_that_always_kills_is_blamed_within_seconds(run_s):
     assert seconds < 5 + 60 * run_s
 
 
-def test_it_takes_more_deaths_while_somebody_kills_other_workers():
+def test_an_element_is_blamed_after_more_deaths_while_somebody_kills_other_workers():
     quiet, _ = try_again_and_again(Blame(), ELEMENT_S)
     stormy, seconds = try_again_and_again(Blame(), ELEMENT_S, others_per_s=20)
     assert quiet < stormy <= 40 and seconds < 30

@@ -41,7 +41,7 @@ def script_of(*parts: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
-def test_workers_go_with_the_consumer(tmp_path, number):
+def test_workers_end_when_the_consumer_is_killed(tmp_path, number):
     ending = """
         print("ready", flush=True)
         list(it)
@@ -57,7 +57,7 @@ def test_workers_go_with_the_consumer(tmp_path, number):
         assert child.stderr.read() == ""
 
 
-def test_workers_that_were_not_forked_go_with_the_consumer_too(tmp_path):
+def test_workers_that_were_not_forked_end_when_the_consumer_is_killed(tmp_path):
     ending = """
         from bushel.engine.processes.executor import Processes
         from bushel.iterator import PipelineIterator
@@ -96,7 +96,7 @@ def test_the_check_of_named_memory_can_fail():
         segment.unlink()
 
 
-def test_workers_go_with_the_consumer_though_its_child_lives(tmp_path):
+def test_workers_end_with_the_consumer_though_its_child_lives(tmp_path):
     ending = """
         child = os.fork()
         if not child:

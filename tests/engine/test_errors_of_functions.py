@@ -54,7 +54,7 @@ WHERE = {
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_an_error_has_its_type_and_tells_everything(where):
+def test_an_error_has_its_type_and_says_function_element_record_and_worker(where):
     with open_on(WHERE[where](), None) as it, pytest.raises(Wrong):
         list(it)
     place = it.get_state()
@@ -257,7 +257,7 @@ def test_an_error_that_refuses_attributes_has_its_notes_and_can_be_skipped(num_w
     ],
     ids=["holds a lock", "is made of a lock", "is made of a lock and more", "cannot be shown", "only there"],
 )
-def test_an_error_that_cannot_travel_is_told(error, kind, said):
+def test_an_error_that_cannot_be_sent_is_described(error, kind, said):
     with worker_pool() as executor, open_on(numbers(9).map(raise_one(error)), executor) as it:
         assert list(itertools.islice(it, 5)) == list(range(5))
         for _ in range(2):
@@ -316,7 +316,7 @@ STOPPED = {
 
 @pytest.mark.parametrize("stream", STOPPED)
 @pytest.mark.parametrize("error", [Stop, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
-def test_what_is_no_exception_is_raised_where_it_belongs(stream, error, capfd):
+def test_errors_that_are_no_Exception_are_raised_at_their_element(stream, error, capfd):
     def read(it: Any) -> list[Any]:
         found = []
         while True:
@@ -385,7 +385,7 @@ def test_a_worker_whose_signal_handler_calls_sys_exit_is_replaced(tmp_path):
         assert executor.report().deaths == 1
 
 
-def test_a_cause_that_cannot_travel_does_not_cost_the_type():
+def test_an_error_keeps_its_type_if_its_cause_cannot_be_sent():
     def fail(x: int) -> int:
         try:
             raise HoldsALock("below")
@@ -398,7 +398,7 @@ def test_a_cause_that_cannot_travel_does_not_cost_the_type():
         assert "record 0 of range(9)" in notes_of(caught.value)
 
 
-def test_a_cause_travels_along():
+def test_the_cause_of_an_error_is_sent_too():
     def fail(x: int) -> int:
         try:
             return {}["missing"]
@@ -418,7 +418,7 @@ def test_stop_iteration_of_a_function_does_not_end_the_data():
         assert it.get_state()["next_index"] == 5
 
 
-def test_whatever_goes_wrong_with_a_result_is_an_error(monkeypatch):
+def test_a_result_that_cannot_be_kept_is_an_error(monkeypatch):
     def fail(*_: Any) -> None:
         raise MemoryError("no room for it")
 

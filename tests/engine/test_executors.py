@@ -253,7 +253,7 @@ def test_one_batch_is_as_many_calls_as_it_has_rows():
         assert len(f.seen) == 4 * asked
 
 
-def test_in_streams_too():
+def test_a_stream_without_threads_computes_no_more_than_a_batch_needs():
     read, kept, seen = Counting(), Counting(), Counting()
     ds = bushel.MapDataset.range(100).map(read).to_iter_dataset(bushel.ReadOptions(0, 0))
     it = iter(ds.filter(lambda x: kept(x) % 2 == 1).map(seen).batch(3))

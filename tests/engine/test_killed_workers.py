@@ -106,7 +106,7 @@ def test_killed_workers_lose_and_double_nothing(stream):
 
 
 @pytest.mark.parametrize("stream", ["batches", "batches after a filter"])
-def test_the_same_holds_without_memfd(stream):
+def test_killed_workers_lose_and_double_nothing_without_memfd(stream):
     with worker_pool(portable=True) as executor:
         assert run_with_kills(STREAMS[stream](), executor, kills=6, seed=1) >= 4
 
@@ -169,7 +169,7 @@ def image_of_image(x: np.ndarray) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", CHAOS)
-def test_chaos(stream):
+def test_fifty_kills_lose_and_double_nothing(stream):
     check_chaos(CHAOS[stream](), kills=50, seed=1)
 
 
@@ -178,7 +178,7 @@ def test_chaos(stream):
 @pytest.mark.parametrize("by_thread", [False, True], ids=["between elements", "at any moment"])
 @pytest.mark.parametrize("stream", CHAOS)
 @pytest.mark.parametrize("seed", range(3))
-def test_much_chaos(stream, seed, by_thread):
+def test_many_kills_at_any_moment_lose_and_double_nothing(stream, seed, by_thread):
     check_chaos(CHAOS[stream](), kills=100, seed=seed, by_thread=by_thread)
 
 

@@ -67,7 +67,7 @@ class Holder:
 
 
 @pytest.mark.parametrize("elements", MANY)
-def test_whatever_the_elements_are_workers_stay_within_the_budget(tmp_path, elements):
+def test_workers_stay_within_the_budget_with_elements_of_any_kind(tmp_path, elements):
     make, budget = MANY[elements], 16 << 20
     size = len(cloudpickle.dumps(make(0)))
     made = tmp_path / "made"

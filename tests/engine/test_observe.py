@@ -138,7 +138,7 @@ def test_a_part_that_is_used_twice_is_one_stage():
     assert [stage.elements for stage in it.report().stages if stage.call == "map(abs)"] == [20]
 
 
-def test_a_dataset_of_ones_own_is_one_stage():
+def test_a_users_own_dataset_is_one_stage():
     class Doubled(bushel.MapDataset):
         def __len__(self):
             return len(self._parent)
@@ -181,7 +181,7 @@ def test_what_a_thread_pulls_is_timed(name):
     assert report.slowest is not None and report.slowest.call.startswith("map(wait")
 
 
-def test_of_threads_and_workers_that_wait_for_one_another_the_busiest_limits():
+def test_of_several_pools_the_busiest_is_named_as_the_limit():
     ds = bushel.MapDataset.range(60).map(wait).to_iter_dataset()
     ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1)).map(abs)
     ds = ThreadPrefetchIterDataset(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2), prefetch_buffer_size=2)
@@ -211,7 +211,7 @@ class _PassedIterator(bushel.DatasetIterator):
         self._parent.set_state(state)
 
 
-def test_workers_behind_a_dataset_of_ones_own_are_seen():
+def test_the_verdict_names_the_workers_behind_a_users_own_dataset():
     marked = (
         bushel.MapDataset.range(60)
         .map(wait)
@@ -225,7 +225,7 @@ def test_workers_behind_a_dataset_of_ones_own_are_seen():
     assert "input-bound: the step waits for the workers " in report.verdict
 
 
-def test_an_operation_that_stays_here_though_it_is_marked_is_told_apart():
+def test_an_operation_before_a_prefetch_that_stays_in_the_consumer_is_marked():
     ds = (
         Passed(bushel.MapDataset.range(60).to_iter_dataset())
         .mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
@@ -450,7 +450,7 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize(("report", "sentence"), VERDICTS)
-def test_the_verdict(monkeypatch, report, sentence):
+def test_the_verdict_of_a_report_says_what_limits_it(monkeypatch, report, sentence):
     monkeypatch.setattr("bushel.engine.report.count_cores", lambda: 8)
     assert sentence in report.verdict
     assert str(report).endswith(report.verdict)

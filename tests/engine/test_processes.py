@@ -172,7 +172,7 @@ first = [next(it), next(it)]
     assert ended.stdout.splitlines() == ["imported at depth 0", "imported at depth 1", "[0, 2]"], ended.stderr
 
 
-def test_threads_run_here():
+def test_threads_of_multithread_prefetch_belong_to_this_process():
     with iter(multithread_prefetch(numbers(40).map(process), num_threads=2, buffer_size=3)) as it:
         assert set(it) == {HERE}
 

@@ -85,7 +85,7 @@ def test_each_of_several_records_that_kill_is_skipped_alone(num_workers):
 
 @pytest.mark.parametrize("begun_again", [False, True], ids=["at once", "after the old block has begun again"])
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_deaths_in_blocks_that_nobody_waits_for_any_more_count_too(deaths, begun_again, tmp_path):
+def test_deaths_in_blocks_from_before_set_state_count(deaths, begun_again, tmp_path):
     """After `set_state` the same records come in new blocks: workers that died over the old ones died of them, too."""
     waiting, allowances = tmp_path / "waiting", tmp_path / "allowances"
     allowances.mkdir()
@@ -197,7 +197,7 @@ def test_deaths_at_different_elements_of_a_block_blame_none(tmp_path):
         assert executor.report().deaths == 4
 
 
-def test_a_fault_of_the_worker_itself_is_told_the_first_time(capfd):
+def test_a_fault_of_the_workers_own_code_is_raised_the_first_time(capfd):
     def break_the_worker(index: int, count: int) -> None:
         def fail(*_: Any) -> None:
             raise KeyError("a fault in the worker's loop")

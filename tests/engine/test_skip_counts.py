@@ -236,7 +236,7 @@ def until_too_many(it: Any, shipped: bool) -> tuple[int, list[str]]:
     start=st.integers(0, 200),
     place=st.sampled_from(["as measured", "rows go out after eight"]),
 )
-def test_too_many_are_too_many_at_the_same_element_everywhere(warm, ds, limit, start, place):
+def test_the_skip_limit_is_reached_at_the_same_element_on_every_executor(warm, ds, limit, start, place):
     check_limit(warm, ds, limit, start, place)
 
 

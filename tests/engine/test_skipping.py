@@ -218,7 +218,7 @@ def test_a_state_of_a_run_that_did_not_skip_goes_on_with_one_that_does(warm):
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
-def test_it_tells_of_the_first_and_of_every_tenfold(warm, name, caplog):
+def test_the_first_skip_and_each_tenfold_number_are_logged(warm, name, caplog):
     ds = bushel.MapDataset.range(200).map(FailAt(range(150))).to_iter_dataset()
     with caplog.at_level(logging.WARNING, "bushel"), opened(ds, warm[name]) as it:
         list(it)

@@ -254,7 +254,7 @@ def test_the_function_of_flat_map_runs_in_workers(pool):
 
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("make", [Stepped, lambda: Threads(2), lambda: Processes(2)])
-def test_states_around_the_moment_when_work_goes_out_are_the_same(after, make):
+def test_states_are_the_same_before_and_after_work_goes_to_workers(after, make):
     ds = AFTER[after]().random_map(lambda x, rng: (time.sleep(HEAVY_S), x, rng.random())[1:], seed=5)
     with open_on(ds, None) as it:
         expected, states = [], [it.get_state()]
@@ -274,7 +274,7 @@ def test_states_around_the_moment_when_work_goes_out_are_the_same(after, make):
     executor.close()
 
 
-def test_between_threads_nothing_has_to_travel():
+def test_threads_take_elements_that_cannot_be_sent():
     with open_on(_Locks(40).map(lambda pair: heavy(pair[0])), executor := Threads(2)) as it:
         assert [x for x, _ in it] == list(range(40))
     executor.close()
@@ -292,7 +292,7 @@ class _Locks(Lines):
         return It(self)
 
 
-def test_elements_that_cannot_travel_keep_heavy_work_here(pool, caplog):
+def test_heavy_work_on_elements_that_cannot_be_sent_stays_in_the_consumer(pool, caplog):
     with caplog.at_level(logging.WARNING, "bushel"), open_on(_Locks(40).map(lambda pair: heavy(pair[0])), pool) as it:
         found = list(it)
     assert [x for x, _ in found] == list(range(40))
@@ -385,7 +385,7 @@ def test_states_may_hold_what_pickle_cannot_name(pool, odd):
         assert same(list(it), expected[9:])
 
 
-def test_a_state_that_cannot_travel_is_an_error(pool):
+def test_a_state_that_cannot_be_sent_is_an_error(pool):
     said = r"the state of .* cannot be sent from a worker process: it stays here"
     with open_on(lines(30, 40, odd=NotSent), pool) as it, pytest.raises(TypeError, match=said):
         next(it)

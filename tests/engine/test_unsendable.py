@@ -92,7 +92,7 @@ def test_an_element_that_cannot_be_rebuilt_can_be_skipped(random):
         assert it.skipped == 2  # 27 was filtered out
 
 
-def test_lambdas_and_local_classes_travel():
+def test_lambdas_and_local_classes_can_be_sent():
     class Local:
         def __init__(self, x: int):
             self.x = x
@@ -103,7 +103,7 @@ def test_lambdas_and_local_classes_travel():
             assert type(local) is Local and local.x == function() == number
 
 
-def test_classes_made_in_workers_travel():
+def test_classes_made_in_workers_can_be_sent():
     """Each block brings its own: the consumer may have let go of those before, or never have looked at them."""
 
     def make(x: int) -> Any:
@@ -128,7 +128,7 @@ def test_classes_made_in_workers_travel():
                 gc.collect()
 
 
-def test_classes_that_are_gone_here_travel(tmp_path):
+def test_objects_of_a_class_that_the_consumer_has_replaced_can_be_sent(tmp_path):
     script = """
         import gc
         import bushel
@@ -238,7 +238,7 @@ def told(index, count):
 
 
 @pytest.mark.parametrize("name", ["of_no_folder", "colorsys", "of_no_folder.at_all"])
-def test_what_is_loaded_from_a_file_goes_along(name, tmp_path, monkeypatch):
+def test_modules_that_were_loaded_from_a_file_are_sent_to_workers(name, tmp_path, monkeypatch):
     def loaded(name, text):
         path = tmp_path / f"{name} here.py"
         path.write_text(text)

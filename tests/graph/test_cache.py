@@ -539,7 +539,9 @@ def test_the_function_before_a_cache_runs_once_for_each_element(folder, after):
     chunk=st.sampled_from([1, 3, 4096]),
     in_files=st.booleans(),
 )
-def test_it_runs_once_also_where_an_iterator_goes_back_and_forth(after, moves, chunk, in_files, tmp_path_factory):
+def test_elements_are_computed_once_also_if_an_iterator_goes_back_and_forth(
+    after, moves, chunk, in_files, tmp_path_factory
+):
     function = Calls()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stores, "CHUNK_ELEMENTS", chunk)
@@ -591,7 +593,7 @@ def test_a_second_iterator_uses_the_cache_as_soon_as_its_pass_begins_again(folde
     slow.close()
 
 
-def test_it_runs_once_in_workers(tmp_path):
+def test_elements_are_computed_once_in_workers(tmp_path):
     log = tmp_path / "calls"
 
     def note(x):

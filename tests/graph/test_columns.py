@@ -174,7 +174,7 @@ def test_a_pipeline_built_twice_has_the_same_columns():
     assert list(build().shuffle(1).order_by(column)) == [2, 4, 6]
 
 
-def test_columns_calculate():
+def test_arithmetic_with_columns_is_that_of_numpy():
     ds = MapDataset.range(5)
     a, b = ds.column(lambda x: x), ds.column(lambda x: x * x)
     assert np.asarray((a > 1) & (b < 10)).tolist() == [False, False, True, True, False]

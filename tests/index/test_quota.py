@@ -61,7 +61,7 @@ def test_positions_are_looked_up_in_any_order(stages, data):
 
 @settings(max_examples=40, deadline=None)
 @given(stages=schedules(), lengths=st.data())
-def test_it_is_as_long_as_its_parts_last(stages, lengths):
+def test_a_mixture_is_as_long_as_its_parts_last(stages, lengths):
     parts = len(stages[0][1])
     sizes = lengths.draw(st.lists(st.integers(1, 60) | st.just(INFINITE), min_size=parts, max_size=parts))
     quotas = Quotas(stages)

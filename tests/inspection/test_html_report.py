@@ -132,7 +132,7 @@ def test_a_measured_pipeline(open_file, tmp_path, monkeypatch, capsys):
     assert page.locator("figure canvas").count() >= 3
 
 
-def test_a_running_program(tmp_path):
+def test_the_report_of_a_running_program_is_written_without_its_token(tmp_path):
     it = iter(bushel.MapDataset.range(50).to_iter_dataset().with_options(execution_tracking_mode="stage_timing"))
     list(it)
     with bushel.serve_report(it) as server:

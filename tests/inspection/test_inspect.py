@@ -53,7 +53,7 @@ COUNTED = {"w.tar": 6, "c.tfrecord.gz": 20}
 
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("target", FACTS)
-def test_every_format(target, scan, written):
+def test_inspect_names_the_format_the_count_and_the_types_of_every_format(target, scan, written):
     kind, unit, count, entries = FACTS[target]
     facts = inspect_target(str(written / target), scan=scan)
     assert (facts.format, facts.unit) == (kind, unit)
@@ -76,7 +76,7 @@ def test_sizes_of_records_are_measured(written):
 
 
 @pytest.mark.parametrize("target", ["npz", "rlds/mine", "lerobot"])
-def test_robots(target, written):
+def test_inspect_describes_robot_data_sets(target, written):
     facts = inspect_target(str(written / target))
     assert facts.splits == {"train": 4}
     assert facts.details["steps"] == 26 and facts.details["steps of an episode"] == "5 to 8, 6.5 on average"

@@ -59,7 +59,7 @@ def same(ours, other):
 @pytest.mark.parametrize("images", ["archive", "folder", "nested"])
 @pytest.mark.parametrize("include_attributes", [True, False])
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_celeba_is_cyreals(images, include_attributes, split, tmp_path):
+def test_celeba_is_read_as_cyreal_reads_it(images, include_attributes, split, tmp_path):
     write_celeba(tmp_path, images)
     ours = CelebADataset(split, cache_dir=tmp_path, include_attributes=include_attributes)
     assert images != "archive" or not (tmp_path / "img_align_celeba").exists()  # nothing is unpacked

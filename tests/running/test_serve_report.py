@@ -114,7 +114,7 @@ def test_nothing_but_the_report_is_served_and_only_to_those_who_know_the_token()
         assert server.url.partition("token=")[2] not in repr(server)
 
 
-def test_it_listens_on_the_loopback_address_alone():
+def test_the_report_server_listens_on_the_loopback_address_alone():
     it = timed()
     with bushel.serve_report(it) as server:
         assert server._server.server_address[0] == "127.0.0.1"

@@ -229,7 +229,7 @@ def test_a_type_of_safetensors_that_is_not_read(tmp_path):
     assert not isinstance(caught.value, DamagedFile)
 
 
-def test_bfloat16(tmp_path):
+def test_arrays_of_bfloat16_are_read_from_safetensors(tmp_path):
     import jax.numpy as jnp
     import safetensors.flax
 

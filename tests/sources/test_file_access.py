@@ -91,7 +91,7 @@ def test_names_with_brackets_and_schemes_in_capitals(put, tmp_path):
 
 
 @schemes
-def test_what_is_not_there(put, put_gcs, scheme):
+def test_a_missing_object_is_an_error_that_names_it(put, put_gcs, scheme):
     with pytest.raises(FileNotFoundError, match=r"none\.bag does not exist"):
         BagzDataSource(url(scheme, "none.bag"))
     with pytest.raises(FileNotFoundError, match="No file matches"):
@@ -561,7 +561,7 @@ def test_a_forked_process_says_so_instead_of_waiting():
     assert "this process was forked from one that has used an object store" in said
 
 
-def test_options_are_plain():
+def test_options_of_a_store_must_be_plain_values():
     with pytest.raises(TypeError, match="Options of a store are plain values"):
         file_access.open_file("s3://bucket/key", {"thing": object()})
 
@@ -595,7 +595,7 @@ def test_bad_options_get_a_sentence(put, name, value, sentence, tmp_path):
 # Other stores.
 
 
-def test_any_fsspec_store(tmp_path):
+def test_files_in_any_store_of_fsspec_are_read(tmp_path):
     import fsspec
 
     memory = fsspec.filesystem("memory")

@@ -95,7 +95,7 @@ def changed(path, places, cut=None):
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_the_same_is_left_out_by_every_executor_and_after_every_state(executors, way, data, tmp_path_factory):
+def test_every_executor_leaves_the_same_records_out_also_after_a_restart(executors, way, data, tmp_path_factory):
     write, dataset = WAYS[way]
     folder = tmp_path_factory.mktemp("parts")
     paths = [write(folder, number) for number in range(3)]

@@ -90,7 +90,7 @@ def test_many_files_are_one_index_space(name, parts, data, tmp_path_factory):
         assert source.__getitems__(indices) == [whole[index] for index in indices]
 
 
-def test_no_records(tmp_path):
+def test_files_without_records_are_empty_sources(tmp_path):
     for name in FORMATS:
         source = opened(name, written(tmp_path, name, []))
         assert len(source) == 0
@@ -149,7 +149,7 @@ def test_more_files_than_descriptors(tmp_path):
 # Parts of files, as Grain and TFDS name them.
 
 
-def test_parts_of_files(stored):
+def test_a_part_of_a_file_is_read_by_its_bounds(stored):
     name, path = stored
     assert list(opened(name, f"{path}[5:9]")) == RECORDS[5:9]
 
@@ -262,7 +262,7 @@ def test_a_file_that_may_not_be_read(tmp_path):
         BagzDataSource(path)
 
 
-def test_bad_indices(stored):
+def test_an_index_out_of_range_is_an_IndexError(stored):
     source = opened(*stored)
     with pytest.raises(IndexError, match=f"index {len(RECORDS)} is out of range for {len(RECORDS)} records"):
         source[len(RECORDS)]
@@ -290,7 +290,7 @@ def test_a_file_that_changed_since_a_source_was_sent_is_refused(stored, tmp_path
 
 
 @every_format
-def test_one_file_of_many(name, tmp_path):
+def test_a_record_of_several_files_is_located_in_its_file(name, tmp_path):
     paths = [written(tmp_path, name, RECORDS[low : low + 20], f"part{low}") for low in (0, 20, 40)]
     source = opened(name, paths)
     for index in (0, 19, 20, 59):

@@ -293,7 +293,7 @@ def test_empty_records_of_every_compression():
 
 @pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("decode", [decode_image, robots_images.decode_image])
-def test_images(kind, decode):
+def test_images_that_are_too_large_are_refused(kind, decode):
     height, width = SIZES[kind]
     with pytest.raises(ValueError, match=rf"({height} x {width}|exceeds limit|no complete image)") as raised:
         decode(encoded(kind, height, width))
@@ -321,7 +321,7 @@ def test_no_program_is_run_for_an_image(decode):
         decode(file.getvalue())
 
 
-def test_sounds(limited):
+def test_sounds_that_are_too_long_are_refused(limited):
     file = io.BytesIO()
     soundfile.write(file, np.zeros((1000, 2), np.float32), 8000, format="FLAC")
     data = bytearray(file.getvalue())
@@ -334,7 +334,7 @@ def test_sounds(limited):
         decode_audio(file.getvalue())
 
 
-def test_arrays(tmp_path, limited):
+def test_arrays_that_are_too_large_are_refused(tmp_path, limited):
     np.savez_compressed(tmp_path / "x.npz", a=np.zeros(1000))
     np.savez(tmp_path / "plain.npz", a=np.zeros(1000))
     limited(array_bytes=5000)

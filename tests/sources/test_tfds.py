@@ -98,7 +98,7 @@ def test_stored_features_as_they_are(folder):
     assert set(source[0]) >= {"image", "nested/x", "steps/obs"}
 
 
-def test_what_is_not_there(folder):
+def test_what_a_tfds_folder_lacks_is_named(folder):
     with pytest.raises(ValueError, match=r"has no split 'validation'; it has 'train', 'test'. Slice a dataset"):
         TFDSDataSource(folder, split="validation")
     with pytest.raises(FileNotFoundError):
@@ -135,7 +135,7 @@ def test_sequences_of_texts_with_a_shape():
         a_sequence_of_texts(-1).decode("x", {"x": [b"a", b"b"]}, 0)
 
 
-def test_translations():
+def test_translations_are_decoded_by_language():
     stored = {"x/de": [b"ja"], "x/en": [b"yes"], "y/language": [b"de", b"en"], "y/translation": [b"ja", b"yes"]}
     fixed, variable = {"languages": ["de", "en"]}, {"languages": ["de", "en"], "variableLanguagesPerExample": True}
     assert parse_feature(Entry({"translation": fixed}, "features.json"), "x").decode("x", stored, 0) == {

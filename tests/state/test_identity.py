@@ -593,7 +593,7 @@ def test_attributes_of_a_transform_class_count():
     assert difference(ten().map(old()), ten().map(new())) == ["~ map(Own): same name, other code"]
 
 
-def test_globals_count():
+def test_globals_that_a_function_reads_are_part_of_the_identity():
     old, new = {"BY": 1}, {"BY": 2}
     for namespace in (old, new):
         exec("def scale(x): return x * BY", namespace)

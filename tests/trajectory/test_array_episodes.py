@@ -57,7 +57,7 @@ def pixels(leaf: Any) -> np.ndarray:
 ROBOMIMIC = {"obs": "observation", "next_obs": "next_observation", "actions": "action"}
 
 
-def test_robomimic_answers():
+def test_episodes_of_robomimic_are_read_as_robomimic_reads_them():
     answers = np.load(GOLDEN / "robomimic.expected.npz")
     builder = open_episodes("robomimic", GOLDEN, format="robomimic")
     assert builder.fps == 20.0 and builder.splits == {"train": 3, "valid": 1}
@@ -99,7 +99,7 @@ def test_robomimic_answers():
             np.testing.assert_array_equal(found, expected.reshape(found.shape), err_msg=f"{query['id']}/{key}")
 
 
-def test_act_answers():
+def test_episodes_of_act_are_read_as_act_reads_them():
     answers = np.load(GOLDEN / "aloha.expected.npz")
     tables = {}
     for name in ("sim", "real"):
@@ -292,7 +292,7 @@ def test_mixture_over_formats(tmp_path):
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_npz(tmp_path, compressed):
+def test_episodes_in_npz_files_are_read(tmp_path, compressed):
     rng = np.random.default_rng(2)
     episodes = []
     for number, length in ((10, 4), (2, 3), (1, 0)):
@@ -318,7 +318,7 @@ def test_npz(tmp_path, compressed):
         source[3]
 
 
-def test_remote_files():
+def test_episodes_are_read_from_a_store():
     """Files in a store are read by ranges."""
     fsspec = pytest.importorskip("fsspec")
     store = fsspec.filesystem("memory")
@@ -334,7 +334,7 @@ def test_remote_files():
                 assert all(a == b for a, b in zip(leaf, other)) if leaf.dtype == object else (leaf == other).all()
 
 
-def test_splits(tmp_path):
+def test_folders_of_npz_files_named_train_and_val_are_splits(tmp_path):
     for split, count in (("train", 2), ("val", 1)):
         (tmp_path / "mine" / split).mkdir(parents=True)
         for number in range(count):
@@ -407,7 +407,7 @@ def test_camera_of_another_size_is_resized(tmp_path):
 
 
 @pytest.mark.parametrize("size", [100, 5000])
-def test_truncated_files(tmp_path, size):
+def test_truncated_episode_files_are_named(tmp_path, size):
     write_robomimic(tmp_path / "arm.hdf5", {"demo_0": 4})
     os.truncate(tmp_path / "arm.hdf5", size)
     with pytest.raises(DamagedFile, match=r"arm.hdf5 is not a complete HDF5 file"):
@@ -418,7 +418,7 @@ def test_truncated_files(tmp_path, size):
         open_episodes("x", tmp_path, format="npz")
 
 
-def test_file_that_changes(tmp_path):
+def test_an_episode_file_that_was_replaced_is_noticed(tmp_path):
     write_robomimic(tmp_path / "arm.hdf5", {"demo_0": 4})
     source = pickle.loads(pickle.dumps(open_episodes("arm", tmp_path, format="robomimic").episodes()))
     handle = source[0]["observation"]["front_image"][1]
@@ -467,7 +467,7 @@ def test_unequal_lengths_in_aloha(tmp_path):
         source[1]
 
 
-def test_arguments(tmp_path):
+def test_wrong_arguments_of_array_episodes_are_named(tmp_path):
     write_robomimic(tmp_path / "arm.hdf5", {"demo_0": 4}, masks={"train": ["demo_7"]})
     with pytest.raises(ValueError, match="the filter key 'train' names 'demo_7'"):
         open_episodes("arm", tmp_path, format="robomimic")

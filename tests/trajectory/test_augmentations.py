@@ -190,7 +190,7 @@ def test_brightness_is_cut_off_at_black_and_white():
     assert (one(image, "random_brightness", -1.0) == 0).all()
 
 
-def test_moves():
+def test_flips_and_rotations_move_the_pixels_as_they_say():
     image = picture(4, 6, 3)
     np.testing.assert_array_equal(one(image, "random_flip_left_right", True), image[:, ::-1])
     np.testing.assert_array_equal(one(image, "random_flip_up_down", True), image[::-1])
@@ -371,6 +371,6 @@ def test_parameters_must_be_as_many_as_operations():
         augment_image(picture(4, 4, 3), ["random_rot90"], parameters=[1, 2])
 
 
-def test_compat_is_checked():
+def test_an_unknown_compat_of_an_augmentation_is_an_error():
     with pytest.raises(ValueError, match="compat must be None"):
         augment_image(picture(4, 4, 3), [], compat="octo")

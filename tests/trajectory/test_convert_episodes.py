@@ -183,7 +183,7 @@ def test_to_lerobot(rlds, tmp_path, codec, workers, fps):
     assert statistics["observation.images.image"]["count"] == [14]
 
 
-def test_images_in_rows(rlds, tmp_path):
+def test_without_videos_the_images_are_those_of_the_source(rlds, tmp_path):
     """Without videos the images are those of the source, bit for bit."""
     convert_episodes(rlds, tmp_path / "lerobot", format="lerobot", fps=10, codec=None, workers=1)
     info, found, rows = read_lerobot(tmp_path / "lerobot")
@@ -199,7 +199,7 @@ def test_images_in_rows(rlds, tmp_path):
 
 
 @pytest.mark.skipif("lerobot" not in FORMATS, reason="LeRobot data sets are not read")
-def test_there_and_back(rlds, tmp_path):
+def test_a_conversion_to_lerobot_and_back_keeps_everything_but_videos(rlds, tmp_path):
     """RLDS to LeRobot and back: all numbers, texts, splits, and images that are not encoded as videos."""
     convert_episodes(rlds, tmp_path / "lerobot", format="lerobot", fps=10, codec=None)
     convert_episodes(tmp_path / "lerobot", tmp_path / "back" / "arm", format="rlds")
@@ -417,7 +417,7 @@ def test_a_table_for_other_machines_needs_no_cache_of_this_one(kind, rlds, tmp_p
     assert found.lengths.tolist() == list(LENGTHS) and found.columns["action"].take(np.arange(14)).shape == (14, 2)
 
 
-def test_reencode(rlds, tmp_path):
+def test_reencoding_changes_the_videos_alone(rlds, tmp_path):
     """More or fewer key frames, another codec; rows and tasks as they were."""
     convert_episodes(rlds, tmp_path / "one", format="lerobot", fps=10, crf=20, key_frame_interval=250)
     assert main(["reencode", str(tmp_path / "one"), str(tmp_path / "two"), "--key-frame-interval", "2", "--quiet"]) == 0
@@ -465,7 +465,7 @@ def test_verification_finds_what_differs(tmp_path):
         verify_video(str(path), "one.mp4", 11, prints)
 
 
-def test_odd_data(tmp_path):
+def test_odd_frames_and_empty_episodes_are_written_left_out_or_named(tmp_path):
     """Frames of odd size, empty episodes, missing images, other sizes: written, left out, or an error with names."""
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -491,7 +491,7 @@ def test_odd_data(tmp_path):
         convert_episodes(folder, tmp_path / "fourth", format="rlds")
 
 
-def test_arguments(rlds, tmp_path, capsys):
+def test_wrong_arguments_of_a_conversion_are_named(rlds, tmp_path, capsys):
     assert detect_kind(str(rlds)) == "rlds" and detect_kind(str(GOLDEN / "aloha_sim")) == "aloha"
     assert detect_kind(str(GOLDEN / "robomimic.hdf5")) == "robomimic"
     with pytest.raises(ValueError, match="does not say how many steps a second has"):

@@ -275,7 +275,7 @@ def nothing(trajectory):
     return np.zeros(len(trajectory["action"]), bool)
 
 
-def test_time_is_counted():
+def test_timesteps_count_from_zero_in_each_trajectory():
     ds = of({"timestep": np.arange(10, 13), "x": np.ones((3, 2))}, np.ones((3, 2)))
     assert ds[0]["observation"]["timestep"].tolist() == [0, 1, 2]
     assert windows(ds)[0]["observation"]["timestep"].tolist() == [[0, 0], [0, 1], [1, 2]]

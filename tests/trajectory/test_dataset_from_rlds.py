@@ -410,7 +410,7 @@ def test_a_file_of_facts_that_cannot_be_read_is_named(made, tmp_path):
 
 
 @pytest.mark.parametrize("keys", ["image_obs_keys", "depth_obs_keys", "proprio_obs_keys", "proprio_obs_dims"])
-def test_keys_are_dicts(made, keys):
+def test_image_and_depth_keys_must_be_dicts(made, keys):
     with pytest.raises(TypeError, match=f"{keys} of arm must be a dict, got list"):
         made(**{keys: ["state"]})
 

@@ -115,7 +115,7 @@ def test_what_is_something_else(folder, places):
             use(f"{places['s3']}/missing")
 
 
-def test_the_commands(places, capsys, tmp_path):
+def test_the_commands_take_robot_data_in_a_store(places, capsys, tmp_path):
     url = f"{places['s3']}/npz"
     assert cli.main(["inspect", url]) == 0
     assert "npz episodes" in capsys.readouterr().out

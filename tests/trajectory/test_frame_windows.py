@@ -80,7 +80,7 @@ def test_one_length_for_all_rows_and_the_last_frame_as_goal():
         assert (one == each).all()
 
 
-def test_no_rows():
+def test_windows_of_no_rows_are_empty():
     assert Windows(2).observations([])[0].shape == (0, 2)
     assert Windows(2, 3).actions([], 4)[0].shape == (0, 2, 3)
 

@@ -67,7 +67,7 @@ def test_the_task_gets_the_whole_observation():
     np.testing.assert_array_equal(again["timestep"], goal)
 
 
-def test_bad_input():
+def test_wrong_input_of_goal_relabeling_is_named():
     with pytest.raises(ValueError, match="max_goal_distance must be positive, but got 0"):
         choose_goals([0], 3, [0.5], 0)
     with pytest.raises(ValueError, match="The observation is empty"):

@@ -132,7 +132,7 @@ def test_versions_2_and_3_give_the_same_elements(folders):
 # What is read.
 
 
-def test_a_row(folders):
+def test_a_row_has_its_frames_episode_index_and_task(folders):
     row = LeRobotSource(folders[3])[9]
     assert rows_of(row) == {FRONT: [9], WRIST: [9]}
     assert (row["episode_index"], row["frame_index"], row["index"], row["task"]) == (2, 1, 9, TASKS[0])

@@ -332,7 +332,7 @@ def test_the_spec_is_that_of_batches(config, expected):
     assert repr(loader) == "<loader of arm, gripper: batches of 8, host 0 of 1, on bushel>"
 
 
-def test_arrays_of_jax(config, expected):
+def test_batches_may_be_arrays_of_jax(config, expected):
     batch = next(iter(get_dataloader(config, arrays="jax")))
     assert isinstance(batch["action"], jax.Array)
     assert isinstance(batch["dataset_name"], np.ndarray)

@@ -108,7 +108,7 @@ def test_a_warning_is_shown_once():
     assert len(caught) == 1
 
 
-def test_sizes_by_name():
+def test_each_camera_gets_the_size_of_its_name():
     obs = {"image_a": jpeg(), "image_b": jpeg(), "depth_a": b""}
     found = decode_and_resize(obs, {"a": (4, 5), "b": [6, 7], "c": (1, 1)}, {"a": (2, 3)})
     assert [found[key].shape for key in obs] == [(4, 5, 3), (6, 7, 3), (2, 3)]
@@ -163,7 +163,7 @@ def test_images_are_changed_differently_and_each_by_its_own_name():
     np.testing.assert_array_equal(augment(one_is_padding, 7, AUGMENT)["image_c"], found["image_c"])
 
 
-def test_a_mapping_by_name():
+def test_each_camera_gets_the_augmentations_of_its_name():
     obs = frame([True] * 3)
     dark = {"augment_order": ["random_brightness"], "random_brightness": [0.5]}
     found = augment(obs, 7, {"b": dark, "unknown": dark})

@@ -522,7 +522,7 @@ def test_empty_instructions_are_masked(tmp_path):
 
 
 @pytest.mark.parametrize(("length", "left"), [(2, 1), (3, 2)])
-def test_short_episodes(length, left, tmp_path):
+def test_bridge_episodes_lose_their_last_step(length, left, tmp_path):
     write_bridge(tmp_path, length)
     assert len(read(tmp_path)[0].flatten()) == 2 * left  # the last step has no successor
 

@@ -313,7 +313,7 @@ def test_one_colour_stays_that_colour(value, height, width, size):
     assert (resize_image(np.full((height, width, 3), value, np.uint8), size) == value).all()
 
 
-def test_the_same_size_is_the_same_image():
+def test_resizing_to_the_same_size_changes_nothing():
     image, depth = picture(9, 12), np.random.default_rng(0).random((9, 12), dtype=np.float32)
     np.testing.assert_array_equal(resize_image(image, [9, 12]), image)
     np.testing.assert_array_equal(resize_depth_image(depth, (9, 12)), depth)

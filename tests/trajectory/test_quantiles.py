@@ -103,7 +103,7 @@ def test_what_was_added_may_change_afterwards():
     assert made.at(0.5).tolist() == [1]
 
 
-def test_bad_input():
+def test_wrong_input_of_quantiles_is_named():
     with pytest.raises(ValueError, match="no rows to compute quantiles from"):
         Quantiles(2).at(0.5)
     with pytest.raises(ValueError, match="Rows of 3 numbers cannot be added to rows of 2"):

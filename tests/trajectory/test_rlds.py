@@ -344,7 +344,7 @@ def test_a_writer_takes_streams_and_replaces_nothing(tmp_path):
         RLDSBuilder("yours", tmp_path)
 
 
-def test_configs(tmp_path):
+def test_a_data_set_with_several_configs_asks_for_one(tmp_path):
     folder = write_rlds({"train": [ones(1)]}, name="mine", data_dir=tmp_path / "made").path
     shutil.copytree(folder, tmp_path / "mine" / "small" / "1.0.0")
     assert find_folder("mine", tmp_path) == find_folder("mine/small", tmp_path) == f"{tmp_path}/mine/small/1.0.0"
@@ -613,7 +613,7 @@ def test_sequences_inside_of_steps():
 # Handles.
 
 
-def test_handles(folder, monkeypatch):
+def test_an_encoded_image_is_read_when_its_bytes_are_asked_for(folder, monkeypatch):
     episodes = RLDSBuilder("mine", folder).episodes()
     images = episodes[1]["observation"]["image"]
     assert all(isinstance(image, Encoded) for image in images)
@@ -685,7 +685,7 @@ def test_episodes_in_workers(folder):
     json.dumps(episodes.fingerprint())
 
 
-def test_positions(folder):
+def test_episodes_are_found_by_position_and_wrong_ones_are_named(folder):
     episodes = RLDSBuilder("mine", folder).episodes("train[1:]")
     assert len(episodes[-1]["action"]) == 4 and episodes[-1]["_traj_index"].tolist() == [2] * 4
     with pytest.raises(IndexError, match="index 3 is out of range for 3 episodes"):

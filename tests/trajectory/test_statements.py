@@ -43,7 +43,7 @@ def value(expression):
 STATE = "observation|state"
 
 
-def test_expressions():
+def test_each_expression_gives_what_numpy_gives():
     state = trajectory()["observation"]["state"]
     cases = [
         (["cols", STATE, 1, None], state[:, 1:]),
@@ -79,7 +79,7 @@ def test_expressions():
     ]
 
 
-def test_statements():
+def test_each_statement_changes_the_trajectory_as_it_says():
     ours = run(["set", "observation|image", "action"])  # a subtree that stood there is gone
     assert ours["observation"]["image"] is not trajectory()["observation"]["image"]
     np.testing.assert_array_equal(ours["observation"]["image"], trajectory()["action"])

@@ -191,7 +191,7 @@ def test_an_error_leaves_no_worker_behind():
     assert error.traceback  # which keeps all that was open alive
 
 
-def test_other_shapes():
+def test_statistics_of_chunks_scalars_and_empty_trajectories():
     chunks = [{"action": np.arange(12.0).reshape(2, 3, 2)}]
     assert np.shape(get_dataset_statistics(chunks, [], ["chunks"])["action"]["mean"]) == (3, 2)
     scalar = [{"observation": {"gripper": np.arange(4.0)}, "action": np.zeros((4, 1))}]
@@ -297,7 +297,7 @@ def test_without_a_folder_and_with_a_url(tmp_path):
     assert len(list(originals.glob("*.json"))) == 1
 
 
-def test_files(tmp_path):
+def test_statistics_come_back_from_files(tmp_path):
     stats = {"action": {"mean": np.array([1.5]), "std": np.float32(2), "mask": np.array([True])}, "num_transitions": 3}
     save_statistics(tmp_path / "new" / "s.json", stats)
     assert load_statistics(tmp_path / "new" / "s.json") == {

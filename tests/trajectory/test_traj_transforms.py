@@ -102,7 +102,7 @@ def test_a_mask_of_steps_for_actions_in_chunks():
 
 
 @pytest.mark.parametrize("compat", [None, "crossformer"])
-def test_no_steps_at_all(compat):
+def test_chunks_of_a_trajectory_without_steps_are_empty(compat):
     made = chunk_act_obs(goal_relabeling.uniform(numbered(0)), 2, 3, compat=compat)
     assert made["action"].shape == (0, 2, 3, 2) and made["observation"]["timestep"].shape == (0, 2)
 

@@ -297,7 +297,7 @@ def test_packers_of_streams_are_measured_by_reading():
     assert feature["tokens"] == sum(int((row > 0).sum()) for row in rows) and feature["rows"] == 10
 
 
-def test_buckets():
+def test_buckets_are_described_with_their_elements():
     ds = sequences().bucket(LENGTHS, [20, 40, 60], [4, 2, 1], seed=0)
     (buckets,) = describe_buckets(ds._node)
     assert buckets.elements == [

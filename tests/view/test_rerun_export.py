@@ -158,7 +158,7 @@ def test_a_file_appears_only_when_it_is_complete(tmp_path):
     assert path.read_text() == "mine"
 
 
-def test_the_command(tmp_path, capsys, monkeypatch):
+def test_the_command_view_writes_a_rerun_file(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "robot_script.py").write_text(

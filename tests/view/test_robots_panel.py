@@ -154,7 +154,7 @@ def test_a_path_opens_each_format(formats, kind):
 
 
 @pytest.mark.parametrize("float_images", [False, True])
-def test_rows_of_lerobot(formats, float_images):
+def test_a_row_of_lerobot_is_shown_with_its_window_of_frames(formats, float_images):
     name, folder = formats["lerobot"]
     windows = {"observation.images.front": [-0.1, 0.0], "action": [0.0, 0.1, 0.2]}
     source = LeRobotSource(f"{folder}/{name}", delta_timestamps=windows, float_images=float_images)

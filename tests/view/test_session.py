@@ -353,7 +353,7 @@ def test_python_objects_by_name(tmp_path, monkeypatch):
             open_session(target)
 
 
-def test_files_and_folders(tmp_path):
+def test_a_session_opens_files_and_folders(tmp_path):
     MapDataset.range(5).map(lambda x: {"x": np.full(2, x)}).save(tmp_path / "saved", format="bagz")
     assert open_session(tmp_path / "saved").read(-1, 3).element["x"].tolist() == [3, 3]
     (tmp_path / "lines.txt").write_text("one\ntwo\n")
