@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import re
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import grain
 import pytest
+from signatures import arguments_of, public_functions
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "docs" / "_ext")]
-public_names = importlib.import_module("public_names")
 
 pytest.importorskip("jax")
 pytest.importorskip("ray")
@@ -41,6 +38,12 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "bushel.trajectory.make_interleaved_dataset": "traj_transform_threads, traj_read_threads",
         "bushel.trajectory.make_oxe_dataset_kwargs": "data_dir",
         "bushel.trajectory.make_oxe_dataset_kwargs_and_weights": "data_dir",
+        "bushel.trajectory.oxe.crossformer.make_oxe_dataset_kwargs": "data_dir",
+        "bushel.trajectory.oxe.crossformer.make_oxe_dataset_kwargs_and_weights": "data_dir",
+        "bushel.trajectory.oxe.octo.make_oxe_dataset_kwargs": "data_dir",
+        "bushel.trajectory.oxe.octo.make_oxe_dataset_kwargs_and_weights": "data_dir",
+        "bushel.trajectory.oxe.xgym.make_oxe_dataset_kwargs": "data_dir",
+        "bushel.trajectory.oxe.xgym.make_oxe_dataset_kwargs_and_weights": "data_dir",
     },
     "of TFDS and TensorFlow: the folder above the name and the version, the files inside of a data set, a tf.Example": {
         "bushel.sources.encode_example": "features",
@@ -90,34 +93,6 @@ def read_table(text: str) -> list[tuple[list[str], list[str]]]:
 
 
 TABLE = read_table((ROOT / "docs" / "design" / "api.md").read_text(encoding="utf-8"))
-
-
-def methods_of(kind: type) -> Iterable[tuple[str, Any]]:
-    for name in dir(kind):
-        if not name.startswith("_") or name in ("__init__", "__new__", "__call__"):
-            raw = inspect.getattr_static(kind, name)
-            yield name, getattr(raw, "__func__", raw)
-
-
-@functools.cache
-def public_functions() -> dict[str, Callable[..., Any]]:
-    """Every function and method of a public module that is Bushel's own, by the first public name that it has."""
-    found: dict[int, tuple[str, Any]] = {}
-    for name in public_names.homes().values():
-        own = [("", name.value)] if not inspect.isclass(name.value) else methods_of(name.value)
-        for method, function in own:
-            if callable(function) and str(getattr(function, "__module__", None)).startswith("bushel"):
-                found.setdefault(id(function), (f"{name.full}.{method}".rstrip("."), function))
-    return dict(found.values())
-
-
-def arguments_of(function: Callable[..., Any]) -> list[str]:
-    """The names that a caller may write. `*args` and `**options` have none."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a class without a signature of its own
-        return []
-    return [entry.name for entry in parameters if entry.kind not in (entry.VAR_POSITIONAL, entry.VAR_KEYWORD)]
 
 
 def is_grains(name: str, argument: str) -> bool:
@@ -230,3 +205,22 @@ def test_an_argument_of_grains_keeps_its_name_there_and_only_there():
 
     assert find_synonyms({"bushel.MultiprocessingOptions.__init__": call}) == []
     assert find_synonyms({"bushel.new.call": call}) == [("bushel.new.call", "num_workers", "workers")]
+
+
+# Functions that cannot use both kinds of workers.
+PROCESSES_ONLY = {"bushel.sources.convert", "bushel.trajectory.convert_episodes", "bushel.trajectory.reencode_videos"}
+ACTORS_ONLY = {"bushel.ray.convert", "bushel.ray.jobs_on_cluster"}
+
+
+def test_workers_are_none_by_default_everywhere():
+    found = 0
+    for name, function in public_functions().items():
+        argument = inspect.signature(function).parameters.get("workers")
+        if argument is None:
+            continue
+        kind = {name in PROCESSES_ONLY: "int", name in ACTORS_ONLY: "int | RayOptions"}.get(True, "int | WorkerOptions")
+        assert argument.annotation == f"{kind} | None", name
+        assert argument.default is None, name
+        assert argument.kind is argument.KEYWORD_ONLY or name == "bushel.ray.jobs_on_cluster", name
+        found += 1
+    assert found >= 13

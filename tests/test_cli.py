@@ -24,7 +24,8 @@ from helpers.servers import Web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel import DamagedFile, __version__, cli
+from bushel import DamagedFile, __version__
+from bushel._src import cli
 from bushel.sources import (
     ArrayRecordDataSource,
     BagzDataSource,
@@ -221,7 +222,7 @@ def test_a_format_that_the_name_does_not_say(tmp_path, monkeypatch, capsys):
     assert cli.main(["convert", "data", "out.bag", "--from", "tfrecord"]) == 0
     assert list(BagzDataSource("out.bag")) == RECORDS
     assert cli.main(["convert", "data", "out.bag", "--from", "zip"]) == 1
-    assert "source_format must be one of array_record, tfrecord, bag" in capsys.readouterr().err
+    assert 'source_format must be "array_record", "tfrecord", "bag"' in capsys.readouterr().err
     (tmp_path / "x.csv.zip").write_bytes(gzip.compress(b"1"))
     assert cli.main(["convert", "x.csv.zip", "out.bag"]) == 1
     assert "x.csv.zip cannot be read" in capsys.readouterr().err
@@ -373,7 +374,7 @@ def test_targets_are_paths_of_any_form(tmp_path, monkeypatch):
 
 def test_what_was_written_wrong_is_noticed(tmp_path, monkeypatch):
     bag(tmp_path / "in.bag", RECORDS)
-    from bushel.sources import record_writers
+    from bushel._src.sources import record_writers
 
     real = record_writers.BagWriter.write
     monkeypatch.setattr(
@@ -516,6 +517,8 @@ def test_the_formats_may_be_named_instead_of_shown_by_the_ending(tmp_path, capsy
     with pytest.raises(ValueError, match=r"python needs an ending, such as python\.bagz: of several files each gets"):
         convert(tmp_path / "in", tmp_path / "python", source_format="tfrecord", format="bagz", shards=2)
     assert cli.main([*words, "zip"]) == 1
-    assert "format must be one of array_record, tfrecord, bag, bagz, parquet; got 'zip'" in capsys.readouterr().err
+    assert (
+        'format must be "array_record", "tfrecord", "bag", "bagz" or "parquet", got \'zip\'' in capsys.readouterr().err
+    )
     with pytest.raises(ValueError, match=r"x\.bag has the ending of bag, but format is bagz: choose another name"):
         convert(tmp_path / "in", tmp_path / "x.bag", source_format="tfrecord", format="bagz")

@@ -11,7 +11,7 @@ from helpers.beside_grain import check_equal
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bushel
-from bushel.base.install import install_command
+from bushel._src.base.late_imports import install_command
 from bushel.experimental import device_put
 
 

@@ -16,9 +16,9 @@ from orbax.checkpoint.experimental import v1 as newer
 
 import bushel
 from bushel import StateMismatch
+from bushel._src.state import checkpoint_files
 from bushel.checkpoint import CheckpointHandler
 from bushel.experimental import ElasticIterator, InterleaveIterDataset
-from bushel.state import files
 from bushel.testing import same
 
 
@@ -598,7 +598,7 @@ def test_a_state_of_another_host_is_refused():
 
 
 def as_process(monkeypatch, index, count):
-    monkeypatch.setattr(files, "jax_process", lambda: (index, count))
+    monkeypatch.setattr(checkpoint_files, "jax_process", lambda: (index, count))
 
 
 def saved_by_three(monkeypatch, folder, save):

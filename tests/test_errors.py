@@ -10,7 +10,7 @@ import pytest
 import bushel
 from bushel import IterDataset, MapDataset, ReadOptions
 from bushel import experimental as ex
-from bushel.base.errors import StoppedByUser
+from bushel._src.base.errors import StoppedByUser
 
 HERE = "/".join(pathlib.Path(__file__).parts[-3:])
 EXECUTORS = [None, ReadOptions(0, 0), ReadOptions(1, 1), ReadOptions(3, 8)]

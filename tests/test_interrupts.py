@@ -30,8 +30,8 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor, Threads
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Executor, Threads
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

@@ -512,7 +512,7 @@ OUR_METHODS = {
     *("take", "skip", "get", "split", "unbatch", "element_spec", "origins", "epoch", "seek"),
     *("iterate_on", "with_options", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"),
     *("column", "where", "sample", "order_by", "pack", "bucket", "origin", "describe", "report", "skipped", "save"),
-    "to_device",
+    *("to_arrow", "to_device", "to_pandas"),
     "ray_prefetch",
     "show",
 }

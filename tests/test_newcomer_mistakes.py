@@ -17,7 +17,7 @@ import pytest
 
 import bushel
 from bushel import jit, sources, trajectory
-from bushel.cli import main as run_command
+from bushel._src.cli import main as run_command
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 BEGIN, END = "<!-- mistakes: begin -->\n", "<!-- mistakes: end -->\n"
@@ -431,7 +431,7 @@ MISTAKES: dict[str, list[tuple[str, str]]] = {
         ),
         (
             'ds.save("folder/new", format="csv")',
-            "format must be one of bag, array_record, bagz, tfrecord, parquet, rlds; got 'csv'.",
+            'format must be "bag", "array_record", "bagz", "tfrecord", "parquet" or "rlds", got \'csv\'.',
         ),
         (
             'ds.repeat().save("folder/new", format="bagz")',
@@ -701,7 +701,9 @@ def test_no_sentence_has_a_private_name(sentence):
 
 @pytest.mark.parametrize("sentence", [sentence for _, sentence in ALL])
 def test_each_sentence_has_a_way_out(sentence):
-    assert re.search(r"`|Did you mean|[Nn]ame |[Pp]ass |[Ww]rite |one of |[Cc]all |For one device", sentence)
+    assert re.search(
+        r"`|Did you mean|[Nn]ame |[Pp]ass |[Ww]rite |one of | must be \"|[Cc]all |For one device", sentence
+    )
 
 
 def _make_table() -> str:

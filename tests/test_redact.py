@@ -10,7 +10,7 @@ from helpers.error_text import all_text_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bushel.base import redact
+from bushel._src.base import redact
 from bushel.sources import file_fingerprint
 
 MARKER = "Zq7mArKeRx9"

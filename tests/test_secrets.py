@@ -35,7 +35,10 @@ from helpers.servers import Web
 
 import bushel
 import bushel.prometheus
-from bushel import DataLoader, MapDataset, MultiprocessingOptions, cli, samplers, sources
+from bushel import DataLoader, MapDataset, MultiprocessingOptions, samplers, sources
+from bushel._src import cli
+from bushel._src.sources import file_access, saved_elements
+from bushel._src.state.identity import fingerprint, identify
 from bushel.experimental import (
     DatasetOptions,
     ExecutionTrackingMode,
@@ -44,8 +47,6 @@ from bushel.experimental import (
     WebDatasetIterDataset,
     WithOptionsIterDataset,
 )
-from bushel.sources import file_access, saved_elements
-from bushel.state.identity import fingerprint, identify
 from bushel.trajectory import DatasetConfig, make_dataset_from_rlds
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

@@ -13,10 +13,10 @@ from helpers.stepped_executor import Stepped
 
 import bushel
 from bushel import DatasetIterator, IterDataset, MapDataset, ReadOptions
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Threads
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Threads
 from bushel.experimental import InterleaveIterDataset, get_next_index, set_next_index
-from bushel.iterator import PipelineIterator
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

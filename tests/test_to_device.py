@@ -127,7 +127,7 @@ def test_skipped_elements_are_counted_when_the_element_after_them_is_delivered()
 def test_what_jax_cannot_hold_is_refused_by_name_if_asked():
     element = {"x": np.ones(2), "meta": {"text": "a", "when": np.datetime64("2024")}}
     ds = bushel.MapDataset.range(2).map(lambda n: element)
-    with iter(ds.to_device(unsupported="refuse")) as it, pytest.raises(TypeError) as caught:
+    with iter(ds.to_device(unsupported="raise")) as it, pytest.raises(TypeError) as caught:
         next(it)
     message = str(caught.value)
     assert (
@@ -140,7 +140,7 @@ def test_what_jax_cannot_hold_is_refused_by_name_if_asked():
 
 def test_wrong_arguments_are_named():
     ds = bushel.MapDataset.range(4).batch(2).to_iter_dataset()
-    with pytest.raises(ValueError, match=r'unsupported must be "keep" or "refuse", got \'drop\''):
+    with pytest.raises(ValueError, match=r'unsupported must be "keep" or "raise", got \'drop\''):
         ds.to_device(unsupported="drop")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"buffer_size .* got -1"):
         ds.to_device(buffer_size=-1)
@@ -164,7 +164,7 @@ def test_the_report_says_how_long_the_step_waited_and_how_fast_the_transfer_was(
 
 def test_the_verdict_names_what_limits():
     def with_figures(waited: float, speed: float, mapped: int = 0) -> str:
-        transfer = bushel.engine.figures.Transfer("1 x GPU", 100, 10**9, 10.0, waited, 1.0, speed, mapped)
+        transfer = bushel._src.engine.measurements.Transfer("1 x GPU", 100, 10**9, 10.0, waited, 1.0, speed, mapped)
         return bushel.Report(False, (), (), 0, 0.0, 0.0, (transfer,)).verdict
 
     assert "compute-bound: the step waits for data 1 % of its time" in with_figures(0.1, 1e9)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import get_type_hints
 
 import numpy as np
@@ -11,7 +10,8 @@ import pytest
 
 import bushel
 from bushel import DatasetOptions, MapDataset, MultiprocessingOptions, RayOptions
-from bushel.base.options import OptionValues, read_workers
+from bushel._src.base.options import OptionValues, read_workers
+from bushel.trajectory import TrajectoryDataset
 
 
 def stream():
@@ -67,10 +67,14 @@ def test_columns_and_saved_elements_are_computed_by_workers(tmp_path):
     assert len(files.files) == len(here.files) == 1
 
 
-@pytest.mark.parametrize("function", [MapDataset.column, MapDataset.save], ids=["column", "save"])
-def test_the_signature_says_the_same_everywhere(function):
-    argument = inspect.signature(function).parameters["workers"]
-    assert argument.default is None and argument.annotation == "int | WorkerOptions | None"
+def test_without_workers_an_iterator_of_trajectories_runs_here():
+    frames = TrajectoryDataset.from_trajectories([{"action": np.zeros((3, 2))}]).flatten()
+    with frames.iterator() as it:
+        next(it)
+        assert not it.report().pools
+    with frames.iterator(workers=1) as it:
+        next(it)
+        assert len(it.report().pools) == 1
 
 
 def test_with_options_has_the_fields_of_dataset_options():

@@ -20,6 +20,10 @@ MODULES = {
     "bushel.jit.cereal": "The names of cereal",
     "bushel.trajectory": "Episodes of robots",
     "bushel.trajectory.oxe": "Open X-Embodiment by name",
+    "bushel.trajectory.oxe.crossformer": "The tables of CrossFormer",
+    "bushel.trajectory.oxe.octo": "The tables of Octo",
+    "bushel.trajectory.oxe.openvla": "The tables of OpenVLA",
+    "bushel.trajectory.oxe.xgym": "The tables of X-Gym",
     "bushel.trajectory.traj_transforms": "Functions of whole trajectories",
     "bushel.trajectory.obs_transforms": "Functions of the images of a frame",
     "bushel.trajectory.goal_relabeling": "Goals from the future of a step",
@@ -37,12 +41,10 @@ MODULES = {
     "bushel.multiprocessing": "Shared memory and options of workers",
     "bushel.constants": "Names of the fields of a record",
     "bushel.python": "What Grain keeps under grain.python",
+    "bushel.python.experimental": "The same as bushel.experimental",
     "bushel.engine": "Executors of your own",
 }
 """Every public module, with a title. Add new public modules here; a test finds one that is missing."""
-
-PROMISED = {"bushel.engine": ["Executor", "Ticket"]}
-"""Modules of which only some names are for users."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +72,14 @@ class Name:
 
 @functools.cache
 def names_of(module_name: str) -> list[Name]:
-    """The exported names of a module. Without `__all__`, those that the module itself defines."""
+    """The exported names of a module."""
     module = importlib.import_module(module_name)
-    listed = PROMISED.get(module_name) or getattr(module, "__all__", None)
-    if listed is None:
-        listed = [
-            name
-            for name, value in vars(module).items()
-            if not name.startswith("_") and getattr(value, "__module__", None) == module_name
-        ]
+    listed = module.__all__
     extras = module._EXTRAS if module_name == "bushel" else ()
-    return [Name(module_name, name, getattr(module, name)) for name in sorted({*listed, *extras}, key=str.lower)]
+    return [
+        Name(module_name, name, getattr(module, name))
+        for name in sorted({*listed, *extras}, key=lambda name: (name.lower(), name))
+    ]
 
 
 def all_names() -> list[Name]:

@@ -21,11 +21,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.engine.actors.executor import Actors
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.actors.executor import Actors
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Executor
 from bushel.experimental import ElasticIterator
-from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
 pytestmark = [pytest.mark.ray, pytest.mark.serial]

@@ -20,7 +20,7 @@ from helpers import ray_clusters
 from helpers.waiting import wait_until
 
 import bushel
-from bushel.engine.actors.executor import Actors
+from bushel._src.engine.actors.executor import Actors
 from bushel.testing import same
 
 pytestmark = [pytest.mark.ray, pytest.mark.serial]
@@ -240,7 +240,7 @@ GCS = """
     ds = bushel.MapDataset.range(3000).seed(0).shuffle().map(slowly).to_iter_dataset().batch(10)
     files = {{"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": {folder!r}}}
     with ray_clusters.running_cluster(2, files) as cluster:
-        from bushel.engine.actors.executor import Actors
+        from bushel._src.engine.actors.executor import Actors
 
         executor = Actors(2)
         it = ds.iterate_on(executor)

@@ -16,15 +16,15 @@ import pytest
 from helpers import ray_clusters
 
 import bushel
-from bushel import columns
-from bushel.base.options import using_for_jobs
-from bushel.cli import main
-from bushel.sources import conversion
+from bushel._src.base.options import using_for_jobs
+from bushel._src.cli import main
+from bushel._src.datasets import computed_columns
+from bushel._src.sources import conversion
+from bushel._src.trajectory import episode_conversion, episodes, single_pass
+from bushel._src.trajectory.dataset_statistics import get_dataset_statistics
+from bushel._src.trajectory.episodes import Episodes
 from bushel.testing import same
-from bushel.trajectory import convert_episodes, episodes, single_pass
-from bushel.trajectory.conversion import episode_conversion
-from bushel.trajectory.episodes import Episodes
-from bushel.trajectory.statistics import get_dataset_statistics
+from bushel.trajectory import convert_episodes
 
 pytestmark = [pytest.mark.ray, pytest.mark.serial]
 
@@ -34,7 +34,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors need not i
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs leave this process after the first piece, however quick they are."""
-    monkeypatch.setattr(columns, "_INLINE_S", 0.0)
+    monkeypatch.setattr(computed_columns, "_INLINE_S", 0.0)
     monkeypatch.setattr(single_pass, "_INLINE_S", 0.0)
 
 
@@ -112,7 +112,7 @@ def slow_root(x: int) -> float:
 
 def test_an_interrupted_column_goes_on_where_it_was(actors, monkeypatch, tmp_path):
     ds = bushel.MapDataset.range(1500)
-    monkeypatch.setattr(columns, "_SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(computed_columns, "_SAVE_EVERY_S", 0.0)
     seen: list[int] = []
 
     def interrupt(self: Any, done: int) -> None:
@@ -121,11 +121,11 @@ def test_an_interrupted_column_goes_on_where_it_was(actors, monkeypatch, tmp_pat
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns.Progress, "show", interrupt)
+        patch.setattr(computed_columns.Progress, "show", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ds.column(slow_root, cache_dir=tmp_path, workers=actors)
     seen.clear()
-    monkeypatch.setattr(columns.Progress, "show", lambda self, done: seen.append(done))
+    monkeypatch.setattr(computed_columns.Progress, "show", lambda self, done: seen.append(done))
     column = ds.column(slow_root, cache_dir=tmp_path, workers=actors)
     assert seen[0] >= 448, "it began anew"
     assert same(column.values, np.sqrt(np.arange(1500)))
@@ -209,7 +209,7 @@ def test_converted_episodes_are_the_same_files(to, actors, arm, tmp_path, monkey
     with no_cluster():
         convert_episodes(arm, tmp_path / "here" / "arm", **settings)
     monkeypatch.chdir(arm.parent)
-    monkeypatch.setattr(episode_conversion._Job, "run", run_by_nobody)  # in this process alone
+    monkeypatch.setattr(episode_conversion._ShardJob, "run", run_by_nobody)  # in this process alone
     there = os.path.relpath(tmp_path / "there" / "arm")
     done = convert_episodes("arm", there, **settings)  # actors have other working directories
     assert done.elements == 6

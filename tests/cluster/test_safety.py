@@ -102,7 +102,7 @@ def test_a_head_without_a_token_cannot_be_used_with_one(tmp_path):
 
 
 def test_the_warning_of_an_open_cluster_comes_once(cluster, monkeypatch):
-    from bushel.engine.actors import cluster as connecting
+    from bushel._src.engine.actors import cluster as connecting
 
     assert connecting.asks_for_token()
     with warnings.catch_warnings():

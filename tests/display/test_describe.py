@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from bushel import MapDataset
-from bushel.display import describe, describe_element, media
-from bushel.display.describe import walk
-from bushel.display.parts import find_batch_size, find_part, take_row
-from bushel.view.server import to_json
+from bushel._src.display import describe, pictures
+from bushel._src.display.describe import describe_element, walk
+from bushel._src.display.kinds import find_batch_size, find_part, take_row
+from bushel._src.view.server import to_json
 
 RNG = np.random.default_rng(0)
 PICTURE = RNG.integers(0, 256, (32, 40, 3), np.uint8)
@@ -137,10 +137,10 @@ def test_large_arrays_are_cut():
         "deep": np.zeros((50, 50, 50, 50)),
     }
     shown = parts(huge)  # checks the size
-    assert max(pixels(shown["image"]["url"]).shape) == media.IMAGE_EDGE
+    assert max(pixels(shown["image"]["url"]).shape) == pictures.IMAGE_EDGE
     assert shown["video"]["total"] == 500 and shown["video"]["sprite"]["count"] == describe.FRAMES
     assert shown["text"]["left_out"] == 10**6 - describe.TEXT
-    assert len(shown["row"]["curve"]["x"]) <= media.CURVE_POINTS + 1
+    assert len(shown["row"]["curve"]["x"]) <= pictures.CURVE_POINTS + 1
 
 
 def test_many_pictures_do_not_make_a_page_without_end(monkeypatch):
@@ -268,7 +268,7 @@ def test_values_that_json_has_not():
 def test_peaks_of_long_curves_are_kept():
     values = np.zeros(100_000)
     values[77_777] = 5
-    assert 5 in media.curve(values)["y"]
+    assert 5 in pictures.curve(values)["y"]
 
 
 def test_rows_and_parts_of_a_batch_are_found():

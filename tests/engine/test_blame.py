@@ -15,8 +15,16 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bushel.engine.pool.blame import CHANCE, FEWEST_DEATHS, FIRST_PAUSE_S, LONGEST_PAUSE_S, RECENT_S, Blame, Suspicion
-from bushel.engine.pool.jobs import Job
+from bushel._src.engine.pool.jobs import Job
+from bushel._src.engine.pool.scheduling import (
+    CHANCE,
+    FEWEST_DEATHS,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    RECENT_S,
+    Blame,
+    Suspicion,
+)
 
 ELEMENT_S = 0.002
 START_S = 0.03

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from bushel.engine.pool import wire
+from bushel._src.engine.pool import wire
 
 PROGRAM = """
 import dataclasses

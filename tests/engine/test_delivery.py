@@ -25,14 +25,13 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine.block_size import BLOCK_S, MOST_POSITIONS, Sizer
-from bushel.engine.delivery import Placement
-from bushel.engine.position_delivery import PositionDelivery
-from bushel.engine.processes.executor import Processes
-from bushel.engine.program import Program, Result
-from bushel.engine.tasks import Executor, Ledger, Task, Threads, Ticket, run_task
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.delivery import BLOCK_S, MOST_POSITIONS, Placement, Sizer
+from bushel._src.engine.position_delivery import PositionDelivery
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.program import Program, Result
+from bushel._src.engine.tasks import Executor, Ledger, Task, Threads, Ticket, run_task
 from bushel.experimental import DatasetOptions, get_next_index, set_next_index
-from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

@@ -15,7 +15,7 @@ from helpers.waiting import SOON_S, wait_until
 from helpers.worker_faults import AlwaysAt, hold_the_interpreter_lock, sleep_for_ever, spin_for_ever, stop_this_process
 from helpers.worker_pools import TWO, image_of, numbers, open_on, worker_pool
 
-from bushel.engine.processes.executor import Processes
+from bushel._src.engine.processes.executor import Processes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
@@ -59,8 +59,8 @@ def test_workers_end_when_the_consumer_is_killed(tmp_path, number):
 
 def test_workers_that_were_not_forked_end_when_the_consumer_is_killed(tmp_path):
     ending = """
-        from bushel.engine.processes.executor import Processes
-        from bushel.iterator import PipelineIterator
+        from bushel._src.engine.processes.executor import Processes
+        from bushel._src.datasets.iterator import PipelineIterator
         it.close()
         executor = Processes(2, portable=True)
         it = PipelineIterator(ds._node, None, executor)
@@ -186,7 +186,9 @@ def test_close_does_not_wait_for_a_worker_that_is_stopped_from_outside():
 
 
 def test_close_does_not_wait_for_a_worker_that_cannot_be_replaced(monkeypatch):
-    monkeypatch.setattr("bushel.engine.processes.zygote._is_stopped", lambda pid: False)  # else it is replaced soon
+    monkeypatch.setattr(
+        "bushel._src.engine.processes.zygote._is_stopped", lambda pid: False
+    )  # else it is replaced soon
     executor = Processes(2)
     it = open_on(numbers(1000).map(lambda x: time.sleep(0.01) or x), executor)
     next(it)

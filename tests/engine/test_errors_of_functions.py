@@ -23,7 +23,7 @@ from helpers.worker_faults import AlwaysAt, OnceAt, raising
 from helpers.worker_pools import numbers, open_on, worker_pool
 
 import bushel
-from bushel.engine.pool.result_buffer import ResultBuffer
+from bushel._src.engine.pool.jobs import ResultBuffer
 from bushel.experimental import set_next_index
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

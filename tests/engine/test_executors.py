@@ -29,13 +29,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.base.blocks import rows_of
-from bushel.engine import Executor, Ticket, opener, thread_trials
-from bushel.engine.program import Program
-from bushel.engine.tasks import Ledger, Task, Threads
-from bushel.engine.thread_trials import Trials, TriedThreads
-from bushel.engine.where_to_run import WhereToRun
-from bushel.iterator import PipelineIterator
+from bushel._src.base.blocks import rows_of
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine import opener, where_to_run
+from bushel._src.engine.program import Program
+from bushel._src.engine.tasks import Ledger, Task, Threads
+from bushel._src.engine.where_to_run import Trials, TriedThreads, WhereToRun
+from bushel.engine import Executor, Ticket
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -783,7 +783,7 @@ def test_records_that_become_slow_are_read_by_threads_from_then_on():
 
 def test_records_that_compute_are_read_by_two_threads_and_only_once_they_took_a_while():
     """A small job is done before that, and threads that share the GIL would make it slower."""
-    enough = 1 + round(thread_trials.COMPUTED_S / 2e-3)  # the first record does not count
+    enough = 1 + round(where_to_run.COMPUTED_S / 2e-3)  # the first record does not count
     assert threads_after(Outside(range(300), computes=True), enough) == 0
     assert threads_after(Outside(range(300), computes=True), enough + 1) == 2
 
@@ -791,7 +791,7 @@ def test_records_that_compute_are_read_by_two_threads_and_only_once_they_took_a_
 def test_little_is_computed_ahead_of_a_consumer_that_may_stop_soon():
     """Two blocks of 2 ms for each thread, so that a job that ends has computed little in vain."""
     source = Outside(range(300), computes=True)
-    taken = 2 + round(thread_trials.COMPUTED_S / 2e-3)
+    taken = 2 + round(where_to_run.COMPUTED_S / 2e-3)
     ds = bushel.MapDataset.source(source).to_iter_dataset()
     with PipelineIterator(ds._node, where=WhereToRun(clock=source)) as it:
         assert list(itertools.islice(it, taken)) == list(range(taken))

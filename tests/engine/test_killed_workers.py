@@ -24,7 +24,7 @@ from helpers.worker_faults import WAYS_TO_END, OnceAt, TwiceAt, WaitsAt, kill_th
 from helpers.worker_pools import image_of, jobs_of, numbers, open_on, worker_pool
 
 import bushel
-from bushel.engine.processes.executor import Processes
+from bushel._src.engine.processes.executor import Processes
 from bushel.experimental import FirstFitPackIterDataset
 from bushel.testing import same
 

@@ -22,22 +22,23 @@ from helpers.worker_pools import open_on
 from hypothesis import HealthCheck, given, settings
 
 import bushel
-from bushel.engine import Executor, Observer, open_stream
-from bushel.engine.figures import Pool, Stage
-from bushel.engine.position_delivery import PositionDelivery
-from bushel.engine.processes.executor import Processes
-from bushel.engine.program import PlannedRows, Program, Result, run
-from bushel.engine.report import Report
-from bushel.engine.tally import Watched, number_stages
-from bushel.engine.tasks import ExecutorAround, Threads, Ticket
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.measurements import Pool, Stage, Watched, number_stages
+from bushel._src.engine.opener import open_stream
+from bushel._src.engine.position_delivery import PositionDelivery
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.program import PlannedInput, Program, Result, run
+from bushel._src.engine.report import Report
+from bushel._src.engine.tasks import ExecutorAround, Threads, Ticket
+from bushel._src.engine.timing_wrappers import Observer
+from bushel._src.graph.node import Node
+from bushel.engine import Executor
 from bushel.experimental import (
     DatasetOptions,
     ExecutionTrackingMode,
     ThreadPrefetchIterDataset,
     WithOptionsIterDataset,
 )
-from bushel.graph.node import Node
-from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -386,7 +387,7 @@ def test_without_timing_there_is_no_wrapper():
     chain = open_stream(ds._node, None, executor, observer)
     assert chain._placement.executor is executor  # type: ignore[attr-defined]
     node = ds._node.parent
-    assert run(Program(node), PlannedRows(node), 0, 10, lambda *_: 0).tally is None
+    assert run(Program(node), PlannedInput(node), 0, 10, lambda *_: 0).tally is None
 
 
 def test_a_report_without_timing_says_how_to_get_it():
@@ -451,7 +452,7 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("report", "sentence"), VERDICTS)
 def test_the_verdict_of_a_report_says_what_limits_it(monkeypatch, report, sentence):
-    monkeypatch.setattr("bushel.engine.report.count_cores", lambda: 8)
+    monkeypatch.setattr("bushel._src.engine.report.count_cores", lambda: 8)
     assert sentence in report.verdict
     assert str(report).endswith(report.verdict)
 

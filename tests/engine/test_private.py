@@ -12,8 +12,8 @@ import pytest
 from helpers.private_pipelines import InMessages, find_difference
 
 import bushel
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor, Threads
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Executor, Threads
 
 
 @pytest.fixture(scope="module")

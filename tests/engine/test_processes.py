@@ -25,8 +25,8 @@ from helpers.waiting import SOON_S, read_in_time, wait_until
 from helpers.worker_pools import numbers, open_on, worker_pool
 
 import bushel
-from bushel.engine.processes.executor import Processes
-from bushel.engine.processes.zygote import STARTER
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.processes.zygote import STARTER
 from bushel.experimental import multithread_prefetch, set_next_index
 from bushel.testing import same
 

@@ -28,11 +28,10 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine import opener
-from bushel.engine.processes.executor import Processes
-from bushel.engine.processes.supervisor import SUPERVISORS
-from bushel.engine.program import Program
-from bushel.engine.tasks import Ledger, Task, Threads
+from bushel._src.engine import opener
+from bushel._src.engine.processes.executor import SUPERVISORS, Processes
+from bushel._src.engine.program import Program
+from bushel._src.engine.tasks import Ledger, Task, Threads
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

@@ -17,9 +17,9 @@ from helpers.worker_faults import WAYS_TO_END, AlwaysAt, TwiceAt, WaitsAt, kill_
 from helpers.worker_pools import jobs_of, numbers, open_on, worker_pool
 
 import bushel
-from bushel.engine.pool.activity import Doing
-from bushel.engine.pool.blame import FEWEST_DEATHS
-from bushel.engine.processes.executor import Processes
+from bushel._src.engine.pool.scheduling import FEWEST_DEATHS
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Doing
 from bushel.experimental import get_next_index, set_next_index
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -202,9 +202,9 @@ def test_a_fault_of_the_workers_own_code_is_raised_the_first_time(capfd):
         def fail(*_: Any) -> None:
             raise KeyError("a fault in the worker's loop")
 
-        from bushel.engine.processes import worker
+        from bushel._src.engine.processes import worker
 
-        worker._Worker._get_slot = fail
+        worker._ProcessWorker._get_slot = fail
 
     with worker_pool(2, init=break_the_worker) as executor, open_on(numbers(100), executor) as it:
         with pytest.raises(KeyError, match="a fault in the worker's loop") as caught:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset, ReadOptions
-from bushel.engine.processes.executor import Processes
-from bushel.iterator import PipelineIterator
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
 from bushel.testing import same
 
 LEAVES = st.sampled_from(

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import experimental
-from bushel.base.errors import TooManySkipped
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor, Threads
-from bushel.iterator import PipelineIterator
+from bushel._src.base.errors import TooManySkipped
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Executor, Threads
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

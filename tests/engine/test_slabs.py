@@ -29,9 +29,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import bushel
-from bushel.base.memory import ALIGNMENT
-from bushel.engine.processes.executor import Processes
-from bushel.engine.slabs import Arena, Slot, make_anonymous_file
+from bushel._src.base.memory import ALIGNMENT
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.shared_memory import Slab, Slot, make_anonymous_file
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -57,7 +57,7 @@ def batches(count: int) -> Any:
     return rows.batch(32).to_iter_dataset()
 
 
-def arena_of(executor: Processes) -> Arena:
+def arena_of(executor: Processes) -> Slab:
     return wait_until(lambda: executor._supervisor.buffer.arena)
 
 
@@ -89,7 +89,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @initialize(slots=st.integers(1, 5), portable=st.booleans())
     def make(self, slots: int, portable: bool) -> None:
-        self.arena = Arena(1000, slots, portable=portable)
+        self.arena = Slab(1000, slots, portable=portable)
         self.granted: set[int] = set()
         self.views: dict[int, list[tuple[Any, int]]] = {}
         self.stamp = 0
@@ -188,7 +188,7 @@ def test_memory_of_an_arena_has_no_name_and_is_shared(portable, tmp_path, monkey
 @portable
 def test_a_closed_arena_lives_as_long_as_its_last_view(portable):
     before = descriptors()
-    arena = Arena(5000, 2, portable=portable)
+    arena = Slab(5000, 2, portable=portable)
     slot = arena.grant()
     array = np.frombuffer(arena.lease(slot), np.uint8)
     array[:] = 7
@@ -211,8 +211,8 @@ def no_space_beyond(limit: int) -> Any:
 
 
 def test_an_arena_has_as_many_slots_as_there_is_room_for(monkeypatch):
-    monkeypatch.setattr("bushel.engine.slabs._reserve", no_space_beyond(3 << 20))
-    arena = Arena(1 << 20, 5, portable=True)
+    monkeypatch.setattr("bushel._src.engine.shared_memory._reserve", no_space_beyond(3 << 20))
+    arena = Slab(1 << 20, 5, portable=True)
     granted = [arena.grant() for _ in range(4)]
     assert sorted(granted[:3]) == [0, 1, 2] and granted[3] is None
     assert arena.count_held() == arena.slots == 3
@@ -220,13 +220,13 @@ def test_an_arena_has_as_many_slots_as_there_is_room_for(monkeypatch):
     assert arena.grant() == 1 and arena.grant() is None
     before = descriptors()
     with pytest.raises(OSError, match="No space left"):
-        Arena(4 << 20, 5, portable=True)
+        Slab(4 << 20, 5, portable=True)
     assert descriptors() == before
 
 
 def test_a_slot_is_there_before_it_is_granted(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    arena = Arena(1 << 20, 50, portable=True)
+    arena = Slab(1 << 20, 50, portable=True)
     for count in (1, 2, 3):
         arena.grant()
         assert count << 20 <= os.fstat(arena.descriptor).st_blocks * 512 < (count + 1) << 20
@@ -236,7 +236,7 @@ SMALL = """
     import logging
     import numpy as np
     import bushel
-    from bushel.engine.processes.executor import Processes
+    from bushel._src.engine.processes.executor import Processes
 
     logging.basicConfig(format="%(message)s")
     ds = bushel.MapDataset.range(60).map(lambda i: np.full(1 << 20, i, np.uint8)).batch(2).to_iter_dataset()
@@ -576,7 +576,7 @@ def test_without_shared_memory_results_go_by_the_heap(monkeypatch):
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bushel.engine.pool.result_buffer.Arena", fail)
+    monkeypatch.setattr("bushel._src.engine.pool.jobs.Arena", fail)
     with worker_pool() as executor, open_on(batches(50), executor) as it:
         number = -1
         for number, batch in enumerate(it):

@@ -23,9 +23,9 @@ from helpers.waiting import wait_until
 from helpers.worker_pools import open_on
 
 import bushel
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Threads
-from bushel.engine.where_to_run import SHIP_S, WhereToRun, are_worth_sending
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Threads
+from bushel._src.engine.where_to_run import SHIP_S, WhereToRun, are_worth_sending
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

@@ -21,18 +21,18 @@ from helpers.worker_pools import numbers, open_on
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine import stall
-from bushel.engine.processes import stacks
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Threads
+from bushel._src.engine import tasks
+from bushel._src.engine.processes import shared_areas
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Threads
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    monkeypatch.setattr(stall, "STALL_S", 0.3)
-    monkeypatch.setattr(stacks, "_ANSWER_S", 10.0)  # a busy machine takes its time
+    monkeypatch.setattr(tasks, "STALL_S", 0.3)
+    monkeypatch.setattr(shared_areas, "_ANSWER_S", 10.0)  # a busy machine takes its time
     with caplog.at_level(logging.WARNING, "bushel"):
         yield
 
@@ -121,7 +121,7 @@ def stopped_at_three(x: int) -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_worker_that_cannot_answer_is_named(caplog, monkeypatch):
-    monkeypatch.setattr(stacks, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(shared_areas, "_ANSWER_S", 0.3)
     executor = Processes(1)
     with open_on(numbers(8).map(stopped_at_three), executor) as it:
         (pid,) = executor.pids()
@@ -185,26 +185,26 @@ def test_a_thread_that_pulls_ahead_is_named_once(caplog, monkeypatch, tmp_path):
     stuck = Stuck(tmp_path)
     ds = numbers(8).map(stuck).mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
     with open_on(ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=1)) as it:
-        monkeypatch.setattr(stall, "STALL_S", 600.0)
+        monkeypatch.setattr(tasks, "STALL_S", 600.0)
         assert next(it) == 0  # before that the thread starts a worker, and does not yet wait for it
-        monkeypatch.setattr(stall, "STALL_S", 0.3)
+        monkeypatch.setattr(tasks, "STALL_S", 0.3)
         first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink, elements=range(1, 8))
     assert "Worker 0" in first and "Thread" not in caplog.text  # the worker is what it waits for
 
 
 def test_nothing_is_said_while_elements_come(caplog, monkeypatch):
-    monkeypatch.setattr(stall, "STALL_S", 30.0)
+    monkeypatch.setattr(tasks, "STALL_S", 30.0)
     executor = Processes(1)
     with open_on(numbers(150).map(lambda x: time.sleep(0.02) or x), executor) as it:
         assert next(it) == 0  # the worker has started
-        monkeypatch.setattr(stall, "STALL_S", 2.0)
+        monkeypatch.setattr(tasks, "STALL_S", 2.0)
         assert list(it) == list(range(1, 150))  # longer than that in all
     executor.close()
     assert not caplog.records
 
 
 def test_a_timeout_of_the_users_own_is_no_stall(caplog, monkeypatch):
-    monkeypatch.setattr(stall, "STALL_S", 30.0)
+    monkeypatch.setattr(tasks, "STALL_S", 30.0)
 
     def late(x: int) -> int:
         raise TimeoutError("the server is slow")
@@ -217,10 +217,10 @@ def test_a_timeout_of_the_users_own_is_no_stall(caplog, monkeypatch):
 
 
 def test_the_file_of_stacks_is_closed_when_modules_are_gone(monkeypatch):
-    stack_file = stacks.Stacks(portable=False)
+    stack_file = shared_areas.Stacks(portable=False)
     descriptor = stack_file.descriptor
     with monkeypatch.context() as gone:
-        gone.setattr(stacks, "os", None)
+        gone.setattr(shared_areas, "os", None)
         del stack_file
         gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -27,8 +27,8 @@ from helpers.waiting import SOON_S, wait_until
 from helpers.worker_pools import open_on
 
 import bushel
-from bushel.engine.pool import supervisor
-from bushel.engine.processes.executor import Processes
+from bushel._src.engine.pool import supervisor
+from bushel._src.engine.processes.executor import Processes
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

@@ -15,13 +15,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.engine import opener
-from bushel.engine import position_delivery as positions
-from bushel.engine.program import Result
-from bushel.engine.tasks import Executor, Task, Ticket
-from bushel.engine.thread_trials import COMPUTED_S, FEW, Speed, Trials, TriedThreads
-from bushel.engine.where_to_run import WhereToRun
-from bushel.iterator import PipelineIterator
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine import opener
+from bushel._src.engine import position_delivery as positions
+from bushel._src.engine.program import Result
+from bushel._src.engine.tasks import Executor, Task, Ticket
+from bushel._src.engine.where_to_run import COMPUTED_S, FEW, Speed, Trials, TriedThreads, WhereToRun
 
 BATCH = 16
 

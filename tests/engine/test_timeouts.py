@@ -63,8 +63,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("bushel.engine.processes.supervisor.time", clock)
-    monkeypatch.setattr("bushel.engine.pool.supervisor.time", clock)
+    monkeypatch.setattr("bushel._src.engine.processes.executor.time", clock)
+    monkeypatch.setattr("bushel._src.engine.pool.supervisor.time", clock)
     return clock
 
 

@@ -232,8 +232,8 @@ def value(scaled):
     return scaled.x if isinstance(scaled, Scaled) else "another class"
 
 def told(index, count):
-    import bushel.base.options
-    bushel.base.options.told = SCALE
+    import bushel._src.base.options
+    bushel._src.base.options.told = SCALE
 """
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bushel
-from bushel.engine.figures import DELIVERY, Pool, Stage, Transfer
-from bushel.engine.report import Report, judge
+from bushel._src.engine.measurements import DELIVERY, Pool, Stage, Transfer
+from bushel._src.engine.report import Report, judge
 
 
 def stage(call, where="workers", self_s=1.0, number=1, **more):

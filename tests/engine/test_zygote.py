@@ -23,9 +23,9 @@ from helpers.waiting import SOON_S, wait_until
 from helpers.worker_pools import TWO, image_of, numbers
 
 import bushel
-from bushel.engine.processes import channel, zygote
-from bushel.engine.processes.executor import Processes
-from bushel.engine.processes.zygote import Starter
+from bushel._src.engine.processes import channel, zygote
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.processes.zygote import Starter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
@@ -214,7 +214,7 @@ def test_a_zygote_that_cannot_start_is_tried_twice(starter, monkeypatch, capfd):
 def test_a_zygote_ends_its_workers_without_a_word():
     code = """
 import sys, time
-from bushel.engine.processes import zygote
+from bushel._src.engine.processes import zygote
 
 def kill_and_see(pid, kill=zygote.kill):  # it hears of the end while others are still to be killed
     kill(pid)
@@ -346,7 +346,7 @@ def test_what_workers_print_is_seen(tmp_path, monkeypatch):
     script = """
         import sys
         import bushel
-        from bushel.engine.processes.executor import Processes
+        from bushel._src.engine.processes.executor import Processes
 
         def tell(x):
             print("seen", x)

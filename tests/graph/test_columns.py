@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset
-from bushel.base.checks import INFINITE
-from bushel.graph.node import Epochs
+from bushel._src.base.checks import INFINITE
+from bushel._src.graph.node import Epochs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 

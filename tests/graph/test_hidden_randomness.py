@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import bushel
-from bushel.graph import hidden_randomness
-from bushel.graph.hidden_randomness import _follows, _read_position
+from bushel._src.graph import hidden_randomness
+from bushel._src.graph.hidden_randomness import _follows, _read_position
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 

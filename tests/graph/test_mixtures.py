@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset
-from bushel.base.checks import INFINITE
+from bushel._src.base.checks import INFINITE
 
 
 def parts(*lengths, shuffled=True):

@@ -175,7 +175,10 @@ def test_the_shapes_are_known_and_the_text_tells_how_full_rows_are():
         (lambda ds: ds.shuffle(1).pack(ds.column(len), 9), "Pack first, then shuffle the rows"),
         (lambda ds: ds.pack([3, 1], 0), "The length of a row must be positive"),
         (lambda ds: ds.pack([3, 1], {}), "at least one feature"),
-        (lambda ds: ds.pack([3, 1], 9, strategy="worst"), "strategy must be one of first_fit, best_fit, concat_split"),
+        (
+            lambda ds: ds.pack([3, 1], 9, strategy="worst"),
+            'strategy must be "first_fit", "best_fit" or',
+        ),
         (lambda ds: ds.pack([3, 1], 9, window=0), "window must be positive"),
         (lambda ds: ds.pack([3, 1], 9, strategy="concat_split", max_sequences=2), "max_sequences does not go with"),
         (lambda ds: ds.pack([3.0, 1.0], 9), "one whole number per element as its length; got values of float64"),

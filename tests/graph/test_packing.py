@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.base import trees
-from bushel.base.blocks import rows_of
-from bushel.engine import open_stream
+from bushel._src.base import trees
+from bushel._src.base.blocks import rows_of
+from bushel._src.engine.opener import open_stream
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 PACKERS = ["FirstFitPackIterDataset", "BestFitPackIterDataset"]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import IterDataset, MapDataset
-from bushel.engine.tasks import Threads
-from bushel.index.shuffle import window_shuffle
-from bushel.iterator import PipelineIterator
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.tasks import Threads
+from bushel._src.index.shuffle import window_shuffle
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 quick = settings(deadline=None, max_examples=cases(30, 60))

@@ -14,7 +14,7 @@ import grain
 import numpy as np
 
 import bushel
-from bushel.iterator import PipelineIterator
+from bushel._src.datasets.iterator import PipelineIterator
 from bushel.testing import same
 
 

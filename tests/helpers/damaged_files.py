@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bushel._src.sources.parquet import ParquetRecords
 from bushel.experimental import ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.sources import (
     ArrayRecordDataSource,
@@ -41,7 +42,6 @@ from bushel.sources import (
     load_arrays,
     write_checksums,
 )
-from bushel.sources.parquet_records import ParquetRecords
 from helpers.record_formats import written
 
 RECORDS = [random.Random(number).randbytes(number * 37 % 300) for number in range(8)]

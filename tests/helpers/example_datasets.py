@@ -18,8 +18,8 @@ import zarr
 from safetensors.numpy import save_file
 
 import bushel
+from bushel._src.trajectory.episode_conversion import convert_episodes
 from bushel.sources import encode_example
-from bushel.trajectory.conversion import convert_episodes
 from helpers.record_formats import array_record, bag, tfrecord
 
 RECORDS = [random.Random(number).randbytes(20 + number * 13 % 3_000) for number in range(60)]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
+from bushel._src.trajectory.make_dataset import make_dataset_from_rlds
+from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
 
 GOLDEN = Path(__file__).parents[1] / "trajectory" / "golden"
 LENGTHS = [12, 3, 40, 5, 8, 20, 27, 4]

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from bushel.trajectory.data_utils import nest_leaves
-from bushel.trajectory.oxe.entry_points import PROJECTS, load_tables
-from bushel.trajectory.oxe.registry import read_table
-from bushel.trajectory.rlds.writer import write_rlds
+from bushel._src.trajectory.data_utils import nest_leaves
+from bushel._src.trajectory.oxe.registry import PROJECTS, load_tables, read_table
+from bushel._src.trajectory.rlds.writer import write_rlds
 from helpers.golden_trajectories import GOLDEN
 
 Leaves = dict[tuple[str, ...], np.ndarray]

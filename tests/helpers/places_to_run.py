@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from bushel.engine.where_to_run import MEASURED, WhereToRun
+from bushel._src.engine.where_to_run import MEASURED, WhereToRun
 
 ROWS_COME_HOME = WhereToRun(sends_rows=lambda seconds: False)
 """Workers compute the first rows after an ordered stage, and the consumer the others, however heavy the work is."""

@@ -21,10 +21,10 @@ import cloudpickle
 import numpy as np
 
 import bushel
-from bushel.engine.pool import wire
-from bushel.engine.program import Result
-from bushel.engine.tasks import Executor, Task, Ticket, run_task
-from bushel.iterator import PipelineIterator
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.pool import wire
+from bushel._src.engine.program import Result
+from bushel._src.engine.tasks import Executor, Task, Ticket, run_task
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from bushel.base import blocks
+from bushel._src.base import blocks
 from bushel.sources import ArrayRecordDataSource, BagzDataSource, TFRecordDataSource
 from bushel.testing import same
 

@@ -19,6 +19,7 @@ import numpy as np
 
 import bushel
 from bushel import experimental as bx
+from bushel._src.base.public import find_module
 
 TESTS = Path(__file__).parents[1]
 sys.path += [str(TESTS), str(TESTS / "state")]
@@ -44,7 +45,7 @@ def list_classes(modules: list[types.ModuleType]) -> Iterator[type]:
     """The classes that these modules define."""
     for module in modules:
         for value in list(vars(module).values()):
-            if isinstance(value, type) and value.__module__ == module.__name__:
+            if isinstance(value, type) and find_module(value) == module.__name__:
                 yield value
 
 
@@ -55,7 +56,7 @@ def rename_private_classes() -> int:
         id(getattr(module, name))
         for module in modules
         for name in getattr(module, "__all__", ())
-        if getattr(getattr(module, name), "__name__", "") == name
+        if getattr(getattr(module, name), "__name__", "") == name and not module.__name__.startswith("bushel._src.")
     }
     elsewhere = types.ModuleType("bushel.moved")
     elsewhere.__file__ = os.path.join(os.path.dirname(bushel.__file__), "moved.py")
@@ -126,7 +127,7 @@ def keep(folder: Path) -> list[str]:
 
 def first_states(folder: Path) -> None:
     """Saves states, and what comes after them."""
-    from bushel.sources import record_writers
+    from bushel._src.sources import record_writers
 
     writer = record_writers.TFRecordWriter(str(folder / "records"), compress=False)
     for number in range(12):

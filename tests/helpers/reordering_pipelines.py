@@ -6,8 +6,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from bushel import MapDataset
-from bushel.base.checks import INFINITE
-from bushel.graph.node import Epochs
+from bushel._src.base.checks import INFINITE
+from bushel._src.graph.node import Epochs
 
 
 class Records:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.trajectory.mixture_config import MixtureConfig
+from bushel._src.trajectory.mixture_config import MixtureConfig
 from helpers.golden_trajectories import GOLDEN
 
 FRAMES = 119

@@ -7,8 +7,8 @@ import threading
 import time
 from concurrent.futures import Future
 
-from bushel.engine.program import Result
-from bushel.engine.tasks import Executor, Task, Ticket
+from bushel._src.engine.program import Result
+from bushel._src.engine.tasks import Executor, Task, Ticket
 
 
 class Stepped(Executor):

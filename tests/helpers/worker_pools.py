@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 import bushel
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor
-from bushel.engine.where_to_run import MEASURED, WhereToRun
-from bushel.iterator import PipelineIterator
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Executor
+from bushel._src.engine.where_to_run import MEASURED, WhereToRun
 
 TWO = bushel.MultiprocessingOptions(num_workers=2)
 

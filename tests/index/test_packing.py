@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bushel.graph.pack_stream import fill_rows
-from bushel.index.packing import Bins, concat_split, fit, layout, too_long
+from bushel._src.graph.pack_stream import fill_rows
+from bushel._src.index.packing import Bins, concat_split, fit, layout, too_long
 
 CAPACITIES = st.lists(st.integers(1, 12), min_size=1, max_size=3)
 
@@ -174,5 +174,5 @@ def test_what_cannot_be_placed_is_refused():
     assert too_long(np.array([[4, 5]]), [4, 5]) is None
     with pytest.raises(ValueError, match=r"Sequence 1 has lengths \[7\] and rows have \[6\]\. Truncate it"):
         fit(np.array([[3], [7]]), [6], 2)
-    with pytest.raises(ValueError, match="strategy must be one of first_fit, best_fit, got 'worst'"):
+    with pytest.raises(ValueError, match='strategy must be "first_fit" or "best_fit", got \'worst\''):
         Bins([3], 1, strategy="worst")

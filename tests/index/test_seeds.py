@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.index.seeds import derive
+from bushel._src.base.rng import derive
 
 pairs = st.lists(st.tuples(long_seeds(), st.integers(0, 50)), min_size=1, max_size=4)
 

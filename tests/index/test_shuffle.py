@@ -16,8 +16,17 @@ from helpers.strategies import grain_shuffles_rightly, near_powers_of_two, seeds
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from bushel.index.many_shuffles import ManyShuffles
-from bushel.index.shuffle import ROUNDS, SMALL, epoch_table, forget_tables, index_shuffle, permute, round_keys, shuffle
+from bushel._src.index.shuffle import (
+    ROUNDS,
+    SMALL,
+    ManyShuffles,
+    epoch_table,
+    forget_tables,
+    index_shuffle,
+    permute,
+    round_keys,
+    shuffle,
+)
 
 
 def is_permutation(order: np.ndarray, length: int) -> bool:

@@ -1,3 +1,5 @@
+"""One small data set of each format, written once for all tests of this folder."""
+
 import pytest
 from helpers.example_datasets import write_all
 

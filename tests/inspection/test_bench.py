@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bushel
-from bushel import cli
-from bushel.inspection.benchmark import ENOUGH, Run, _with_workers, choose_best, choose_numbers, measure_pipeline
-from bushel.view.attachment import Attachment
+from bushel._src import cli
+from bushel._src.inspection.benchmark import ENOUGH, Run, _with_workers, choose_best, choose_numbers, measure_pipeline
+from bushel._src.view.attachment import Attachment
 
 PIPELINE = """
 import bushel, numpy as np

@@ -16,11 +16,10 @@ from helpers.terminals import COMMAND, run_on_terminal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bushel import cli
-from bushel.base.install import install_command
-from bushel.inspection import Histogram, inspect_target
-from bushel.inspection.facts import list_columns
-from bushel.inspection.text import describe, show_histogram
+from bushel._src import cli
+from bushel._src.base.late_imports import install_command
+from bushel._src.inspection.facts import Histogram, describe, list_columns, show_histogram
+from bushel._src.inspection.inspector import inspect_target
 
 FACTS = {
     # target: format, unit, count, some entries with their types

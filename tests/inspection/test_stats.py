@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bushel
-from bushel import cli
-from bushel.inspection.statistics import EntryStatistics, measure_elements, show_table
+from bushel._src import cli
+from bushel._src.inspection.statistics import EntryStatistics, measure_elements, show_table
+from bushel._src.trajectory.episode_builder import open_episodes
 from bushel.trajectory import get_dataset_statistics, load_statistics
-from bushel.trajectory.episode_formats import open_episodes
 
 
 def stats(*words, capsys):

@@ -14,8 +14,8 @@ import pytest
 from helpers.hlo import compiled, large
 from helpers.jit_loaders import collected
 
+from bushel._src.jit.compiled_loader import _next_batch, _scan_epoch
 from bushel.jit import ArraySource, BatchTransform, DataLoader, NormalizeImageTransform, RandomMapTransform
-from bushel.jit.compiled_loader import _next_batch, _scan_epoch
 
 LENGTH, SIZE = 100_000, 64
 

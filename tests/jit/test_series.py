@@ -11,10 +11,11 @@ from cyreal.datasets import time_utils as theirs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bushel.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile
+from bushel._src.jit.datasets import downloads
 from bushel.jit import ArraySource, BatchTransform, DataLoader
 from bushel.jit.cereal import dataset_to_jax
-from bushel.jit.datasets import DailyMinTemperaturesDataset, SunspotsDataset, downloads, time_utils
+from bushel.jit.datasets import DailyMinTemperaturesDataset, SunspotsDataset, time_utils
 
 KINDS = {
     SunspotsDataset: (cyreal.datasets.SunspotsDataset, '"Month","Sunspots"', "1749-{:02}"),
@@ -120,7 +121,7 @@ def test_a_damaged_series_is_told(text, sentence, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"split": "valid"}, "The splits of a time series are 'train', 'val' and 'test', got 'valid'"),
+        ({"split": "valid"}, 'split must be "train", "val" or "test", got \'valid\'. Did you mean "val"?'),
         ({"split": "val"}, "val_fraction is 0"),
         ({"train_fraction": 0.7, "val_fraction": 0.3}, "their sum below 1: got 0.7 and 0.3"),
         ({"context_length": 0}, "window_size must be positive, but got 0"),

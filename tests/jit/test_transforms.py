@@ -214,7 +214,6 @@ SPEC = jax.ShapeDtypeStruct((), jnp.float32)
         ([RenameTransform({"image": "label"})], "two entries would have the name 'label'"),
         ([MapTransform(lambda v, m: v["label"]), RenameTransform({})], "elements that are dicts, got int32[]"),
         ([TimeSeriesBatchTransform("label")], "needs axes for batch and time, got int32[]"),
-        ([TimeSeriesBatchTransform("image", mode="flat")], "mode must be 'batched' or 'packed', got 'flat'."),
         ([DevicePutTransform("tpu:9")], "There is no device 'tpu:9'. The devices are cpu:0"),
         ([RandomFlipTransform("label")], "takes images (rows, columns) or (rows, columns, colours), got int32[]"),
         ([MixupTransform(10)], "mixes the records of a batch: put it after a BatchTransform."),
@@ -233,7 +232,14 @@ def test_wrong_stages_get_a_sentence_when_the_loader_is_built(stages, sentence):
         (lambda: BatchTransform(0), "batch_size must be positive, but got 0."),
         (lambda: BatchTransform(2.5), "batch_size must be an integer, got 2.5"),
         (lambda: BatchTransform(2, remainder="keep"), "Inside jit all batches have one shape, so a shorter last batch"),
-        (lambda: BatchTransform(2, remainder="padd"), "remainder must be one of pad, drop, wrap; got 'padd'."),
+        (
+            lambda: BatchTransform(2, remainder="padd"),
+            'remainder must be "pad", "drop" or "wrap", got \'padd\'. Did you mean "pad"?',
+        ),
+        (
+            lambda: TimeSeriesBatchTransform("image", mode="flat"),
+            'mode must be "batched" or "packed", got \'flat\'.',
+        ),
         (
             lambda: BatchTransform(2, drop_last=True),
             'no argument `drop_last`. Write `BatchTransform(4, remainder="drop")`',
@@ -241,7 +247,7 @@ def test_wrong_stages_get_a_sentence_when_the_loader_is_built(stages, sentence):
         (lambda: BatchTransform(2, True), "BatchTransform"),
         (lambda: RandomFlipTransform(probability=2), "probability must be from 0 to 1, got 2."),
         (lambda: RandomCropTransform(0), "padding must be positive, but got 0."),
-        (lambda: RandomCropTransform(mode="wrap"), "mode must be 'constant' or 'reflect', got 'wrap'."),
+        (lambda: RandomCropTransform(mode="wrap"), 'mode must be "constant" or "reflect", got \'wrap\'.'),
         (lambda: CutoutTransform(-1), "size must be positive, but got -1."),
         (lambda: ColorJitterTransform(brightness=2), "brightness must be from 0 to 1, got 2."),
     ],

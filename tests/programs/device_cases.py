@@ -17,13 +17,13 @@ from jax.sharding import PartitionSpec as P
 from programs import global_job
 
 import bushel
-from bushel import global_arrays
+from bushel._src.datasets import global_arrays
+from bushel._src.datasets.iter_dataset import IterPipeline
+from bushel._src.graph import local_rows
+from bushel._src.graph.local_rows import RowChoice
+from bushel._src.index import epochs
+from bushel._src.index.epochs import DeviceRows
 from bushel.experimental import DatasetOptions
-from bushel.graph import local_rows
-from bushel.graph.local_rows import RowChoice
-from bushel.index import device_rows
-from bushel.index.device_rows import Share
-from bushel.iter_dataset import IterPipeline
 
 DEVICES = np.array(jax.devices())
 ROWS = NamedSharding(Mesh(DEVICES, ("data",)), P("data"))
@@ -56,8 +56,8 @@ def layouts(draw):
     """Some shardings, each over a mesh of its own, which process has which device, and how many rows a batch has."""
     chosen = [draw(shardings(draw(meshes()))) for _ in range(draw(st.integers(1, 3)))]
     process_of = dict(zip(DEVICES, draw(st.lists(st.integers(0, 3), min_size=8, max_size=8)), strict=True))
-    counts = [global_arrays.share_of(sharding, sharding.device_set).count for sharding in chosen]
-    return chosen, process_of, device_rows.divisor([Share(n, ()) for n in counts]) * draw(st.integers(1, 3))
+    counts = [global_arrays.device_rows_of(sharding, sharding.device_set).count for sharding in chosen]
+    return chosen, process_of, epochs.divisor([DeviceRows(n, ()) for n in counts]) * draw(st.integers(1, 3))
 
 
 @given(layouts())
@@ -70,16 +70,16 @@ def test_the_rows_of_a_process_are_those_of_its_devices_and_no_others(layout):
         for sharding in chosen:
             if not mine & sharding.device_set:
                 continue
-            shares.append(global_arrays.share_of(sharding, mine))
+            shares.append(global_arrays.device_rows_of(sharding, mine))
             only_rows = NamedSharding(sharding.mesh, P(*sharding.spec[:1]))
             for device, (index,) in only_rows.devices_indices_map((size,)).items():
                 if device in mine:
                     needed.update(batch[index].tolist())
                     pieces.append(index.indices(size)[:2])
-        rows = device_rows.union_of_rows(shares, size)
+        rows = epochs.union_of_rows(shares, size)
         assert rows.tolist() == sorted(needed)
         for low, high in pieces:
-            assert batch[rows][device_rows.place_of(rows, low, high)].tolist() == batch[low:high].tolist()
+            assert batch[rows][epochs.slice_of(rows, low, high)].tolist() == batch[low:high].tolist()
 
 
 @given(layouts())
@@ -87,14 +87,14 @@ def test_processes_together_read_all_rows(layout):
     chosen, process_of, size = layout
     for sharding in chosen:
         groups = [{d for d in sharding.device_set if process_of[d] == process} for process in range(4)]
-        rows = [global_arrays.share_of(sharding, group).rows(size) for group in groups if group]
+        rows = [global_arrays.device_rows_of(sharding, group).rows(size) for group in groups if group]
         assert sorted(set(np.concatenate(rows).tolist())) == list(range(size))
 
 
 @given(count=st.integers(1, 6), full=st.integers(1, 30), data=st.data())
 def test_padded_rows_read_the_first_row_again(count, full, data):
     size = data.draw(st.integers(1, full))
-    shares = tuple(Share(count, (part,)) for part in range(count))
+    shares = tuple(DeviceRows(count, (part,)) for part in range(count))
     together = np.concatenate([RowChoice((share,), "pad").rows(size, full) for share in shares])
     total = RowChoice(shares, "pad").global_size(size, full)
     assert total % count == 0 and full <= total < full + count
@@ -315,7 +315,7 @@ def test_batches_with_different_rows_have_no_remainder():
 def test_why_a_batch_is_computed_whole(build, told):
     ds = build(bushel.MapDataset.range(16))
     node = ds._node if isinstance(ds, bushel.IterDataset) else ds.to_iter_dataset()._node
-    assert local_rows.restrict_rows(node, RowChoice((Share(2, (0,)),), None)) is None
+    assert local_rows.restrict_rows(node, RowChoice((DeviceRows(2, (0,)),), None)) is None
     assert re.fullmatch(told, local_rows.find_obstacle(node).call())
 
 
@@ -397,5 +397,7 @@ def test_some_devices_for_pmap():
 
 def test_options_of_the_pipeline_still_skip_on_one_process():
     ds = bushel.MapDataset.range(32).map(lambda x: 8 // (x - 9) * 0 + x).to_iter_dataset().batch(8)
-    skipping = ds.to_device(ROWS).pipe(bushel.dataset.WithOptionsIterDataset, DatasetOptions(on_error="skip"))
+    skipping = ds.to_device(ROWS).pipe(
+        bushel._src.datasets.dataset.WithOptionsIterDataset, DatasetOptions(on_error="skip")
+    )
     assert [batch.shape for batch in itertools.islice(skipping, 3)] == [(8,)] * 3

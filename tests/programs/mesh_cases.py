@@ -10,9 +10,9 @@ from helpers.jit_loaders import collected, host_of, real
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bushel
-from bushel.index import seeds
+from bushel._src.base import rng
+from bushel._src.jit.compiled_loader import _next_batch, _scan_epoch
 from bushel.jit import ArraySource, BatchTransform, DataLoader, MapTransform, RandomFlipTransform, ShardedSource
-from bushel.jit.compiled_loader import _next_batch, _scan_epoch
 from bushel.testing import same
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
@@ -62,7 +62,7 @@ def test_every_device_gives_rows_of_its_own_shard_in_the_order_of_the_host():
     for shard in range(4):
         own = slice(shard * 4, (shard + 1) * 4)
         found = records[:, own][masks[:, own]]
-        seed = (seeds.derive([(3, 1)]) + shard * 0x9E3779B9) & 0xFFFFFFFF
+        seed = (rng.derive([(3, 1)]) + shard * 0x9E3779B9) & 0xFFFFFFFF
         rows = bushel.MapDataset.range(shard * 37, (shard + 1) * 37).shuffle(seed=seed)
         assert found.tolist() == list(rows)
 

@@ -20,10 +20,9 @@ from helpers.browser import run_training
 from helpers.waiting import SOON_S, wait_until
 
 import bushel
-from bushel import cli
-from bushel.running import History, load_snapshot
-from bushel.running.memory import measure_memory
-from bushel.view.attachment import Attachment
+from bushel._src import cli
+from bushel._src.reporting.report_server import History, load_snapshot, measure_memory
+from bushel._src.view.attachment import Attachment
 
 
 @pytest.fixture
@@ -306,7 +305,9 @@ def test_a_file_that_is_no_profile(tmp_path):
 
 
 def test_a_long_run_keeps_a_bounded_number_of_samples(monkeypatch):
-    monkeypatch.setattr("bushel.running.history.measure_memory", lambda: (1, 1))  # which asks all processes
+    monkeypatch.setattr(
+        "bushel._src.reporting.report_server.measure_memory", lambda: (1, 1)
+    )  # which asks all processes
     it = timed()
     history = History("train", it.report, interval_s=1.0)
     for _ in range(2000):

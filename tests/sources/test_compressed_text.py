@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset, sources
-from bushel.base.errors import DamagedFile, TooLarge
-from bushel.inspection.inspector import inspect_target
+from bushel._src.base.errors import DamagedFile, TooLarge
+from bushel._src.inspection.inspector import inspect_target
 from bushel.sources import ArrayRecordDataSource, LineDataSource, convert
 
 LINES = [b'{"a": %d, "text": "%s"}' % (n, b"xy" * (n % 7)) for n in range(400)]

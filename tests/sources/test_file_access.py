@@ -23,17 +23,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bushel import DamagedFile, MapDataset, MultiprocessingOptions, ReadOptions
-from bushel.sources import (
-    BagzDataSource,
-    FileDataSource,
-    FixedRecords,
-    LineDataSource,
-    ParquetDataSource,
-    file_access,
-    load_arrays,
-    local_files,
-)
-from bushel.sources.local_files import read_each
+from bushel._src.sources import file_access, local_files
+from bushel._src.sources.local_files import read_each
+from bushel.sources import BagzDataSource, FileDataSource, FixedRecords, LineDataSource, ParquetDataSource, load_arrays
 
 CONTENT = random.Random(0).randbytes(1_000_000)
 RECORDS = [random.Random(number).randbytes(number * 97 % 5_000) for number in range(50)]
@@ -203,7 +195,7 @@ def test_a_copy_is_fetched_once_however_many_ask(room, tmp_path):
 
 def test_what_a_killed_process_has_begun_to_copy_is_no_copy(tmp_path):
     program = (
-        "import sys; from bushel.sources.file_access import open_file; "
+        "import sys; from bushel._src.sources.file_access import open_file; "
         "open_file(sys.argv[1], {'cache_dir': sys.argv[2]})"
     )
     with Web(CONTENT, lambda number: "hang" if number == 0 else "ok") as web:
@@ -233,7 +225,7 @@ def test_no_copy_of_what_cannot_be_told_from_an_older_one(tmp_path):
 def test_a_disk_that_is_full(tmp_path):
     """A limit on the sizes of files, as the system's answer is of the same kind."""
     program = (
-        "import resource, sys; from bushel.sources import file_access\n"
+        "import resource, sys; from bushel._src.sources import file_access\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9))\n"
         "try: file_access.open_file(sys.argv[1], {'cache_dir': sys.argv[2]})\n"
         "except OSError as error: print(error)"
@@ -821,8 +813,7 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
 
 
 def test_a_missing_package_names_the_way_to_get_it():
-    from bushel.base.install import install_command
-    from bushel.sources.optional_packages import import_package
+    from bushel._src.base.late_imports import import_package, install_command
 
     message = f"Some files need the package 'no_such': {install_command('some')}"
     with pytest.raises(ImportError, match=re.escape(message)):

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import DamagedFile
-from bushel.base.errors import TooManySkipped
-from bushel.engine.processes.executor import Processes
+from bushel._src.base.errors import TooManySkipped
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
 from bushel.experimental import ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
-from bushel.iterator import PipelineIterator
 
 RECORDS = [b"%04d" % number + random.Random(number).randbytes(number * 3_001 % 9_000) for number in range(60)]
 

@@ -19,7 +19,7 @@ from helpers.record_formats import read_by_eight_threads
 
 import bushel
 from bushel import DamagedFile, MapDataset
-from bushel.base import blocks
+from bushel._src.base import blocks
 from bushel.experimental import WebDatasetIterDataset
 from bushel.sources import LanceDataSource
 from bushel.testing import check_resumes_anywhere, same

@@ -10,8 +10,8 @@ from helpers import example_datasets
 
 import bushel
 from bushel import MapDataset, sources
-from bushel.inspection.inspector import inspect_target
-from bushel.sources.folder_files import UnknownFormat
+from bushel._src.inspection.inspector import inspect_target
+from bushel._src.sources.source_by_path import UnknownFormat
 from bushel.testing import same
 
 IN_ORDER = {

@@ -12,7 +12,7 @@ from helpers.record_formats import FORMATS, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.base import blocks, checks
+from bushel._src.base import blocks, checks
 from bushel.sources import (
     ArrayDataSource,
     ArrowDataSource,

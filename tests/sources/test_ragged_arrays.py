@@ -10,8 +10,8 @@ import pytest
 
 import bushel
 from bushel import MapDataset
-from bushel.base.blocks import rows_of
-from bushel.base.trees import leaves
+from bushel._src.base.blocks import rows_of
+from bushel._src.base.trees import leaves
 from bushel.sources import RaggedDataSource
 from bushel.testing import same
 

@@ -14,17 +14,10 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import DamagedFile, MapDataset
-from bushel.sources import (
-    ArrayRecordDataSource,
-    BagzDataSource,
-    FixedRecords,
-    TFRecordDataSource,
-    crc,
-    local_files,
-    riegeli,
-    tfrecord,
-)
-from bushel.sources.local_files import File
+from bushel._src.sources import array_record as riegeli
+from bushel._src.sources import checksums, local_files, tfrecord
+from bushel._src.sources.local_files import File
+from bushel.sources import ArrayRecordDataSource, BagzDataSource, FixedRecords, TFRecordDataSource
 from bushel.testing import check_resumes_anywhere
 
 SIZES = [0, 1, 10, 100, 1_000, 70_000, 200_000]
@@ -341,7 +334,7 @@ class Counting(File):
 def test_remote_files_of_long_records_are_not_read_for_their_offsets(tmp_path, size, share):
     path = written(tmp_path, "tfrecord", [bytes(size)] * 12)
     file = Counting(path.read_bytes())
-    bounds = tfrecord._scan_offsets(file, crc.get_fast_checksum())
+    bounds = tfrecord._scan_offsets(file, checksums.get_fast_checksum())
     assert np.diff(bounds).tolist() == [size + 16] * 12
     assert sum(file.asked) <= share * file.size and len(file.asked) <= 12
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bushel import MapDataset, sources
-from bushel.sources.record_places import find_file
-from bushel.sources.whole_files import FileDataSource
+from bushel._src.sources.plain_files import FileDataSource
+from bushel._src.view.panels.origin import find_file
 
 
 def find(source, record):

@@ -25,7 +25,10 @@ from PIL import Image
 
 import bushel.experimental
 from bushel import DamagedFile, MapDataset, MultiprocessingOptions, TooLarge
-from bushel.files import TFRecordIterDataset
+from bushel._src.datasets.grain_classes import TFRecordIterDataset
+from bushel._src.sources import decompression, size_limits, tfrecord
+from bushel._src.sources.checksums import compute_length_checksums, mask
+from bushel._src.trajectory import pixels as robots_images
 from bushel.sources import (
     ArrayRecordDataSource,
     BagzDataSource,
@@ -34,15 +37,10 @@ from bushel.sources import (
     convert,
     decode_audio,
     decode_image,
-    decompression,
     get_limits,
     load_arrays,
     set_limits,
-    size_limits,
-    tfrecord_stream,
 )
-from bushel.sources.crc import compute_length_checksums, mask
-from bushel.trajectory import pixels as robots_images
 
 MIB = 1 << 20
 
@@ -239,8 +237,8 @@ def test_a_compressed_tfrecord_file(tmp_path, limited):
     taken=st.integers(0, 12),
 )
 def test_compressed_records_are_the_same_in_pieces_of_any_size(sizes, piece, window, cut, taken, tmp_path, monkeypatch):
-    monkeypatch.setattr(tfrecord_stream, "_PIECE", piece)
-    monkeypatch.setattr(tfrecord_stream, "_WINDOW", window)
+    monkeypatch.setattr(tfrecord, "_PIECE", piece)
+    monkeypatch.setattr(tfrecord, "_WINDOW", window)
     records = [bytes([number]) * size for number, size in enumerate(sizes)]
     plain = written(tmp_path, "tfrecord", records).read_bytes()
     path = tmp_path / "x.tfrecord.gz"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import IterDataset, MapDataset, ReadOptions, StateMismatch
-from bushel.base.errors import PositionOutOfRange
+from bushel._src.base.errors import PositionOutOfRange
 
 
 def plain():

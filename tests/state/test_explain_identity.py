@@ -150,7 +150,7 @@ def test_states_stay_small():
 
 
 def test_a_function_of_many_parts_is_read_once(monkeypatch):
-    from bushel.state import identity
+    from bushel._src.state import identity
 
     examined = []
     examine = identity.examine
@@ -163,7 +163,7 @@ def test_a_function_of_many_parts_is_read_once(monkeypatch):
 
 
 def test_a_large_array_is_read_once(monkeypatch):
-    from bushel.state import digest
+    from bushel._src.state import digest
 
     array = np.zeros(1 << 20)
     reads = []
@@ -180,7 +180,7 @@ def test_a_large_array_is_read_once(monkeypatch):
 
 
 def test_all_data_of_a_source_are_read_once(monkeypatch, tmp_path):
-    from bushel.state import digest
+    from bushel._src.state import digest
 
     reads = []
     plain = digest.hashlib.blake2b

@@ -22,8 +22,8 @@ from helpers.state_mismatches import difference, saved
 
 import bushel
 from bushel import MapDataset, ReadOptions, StateMismatch
-from bushel.state import identity
-from bushel.state.digest import digest
+from bushel._src.state import identity
+from bushel._src.state.digest import digest
 
 SAME_CODE = "~ map(<lambda>): same name, other code"
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bushel import MapDataset
-from bushel.graph.columns import Column, Part
-from bushel.state.digest import digest, whole_digest
+from bushel._src.graph.columns import Column, NodeValues
+from bushel._src.state.digest import digest, whole_digest
 
 ALIGNED = np.dtype([("id", "i1"), ("x", "f8"), ("tags", "i2", (3,)), ("end", "i1")], align=True)
 NESTED = np.dtype([("flag", "?"), ("point", ALIGNED, (2,)), ("wide", np.longdouble)], align=True)
@@ -72,8 +72,8 @@ def test_padding_does_not_count(dtype, count):
 
 def test_padding_of_a_column_does_not_count():
     node = MapDataset.range(2000)._node
-    one, two = (Column((Part(node, filled(np.dtype(np.longdouble), 2000, byte)),)) for byte in (0x00, 0xAB))
-    assert one.digest == two.digest != Column((Part(node, one.values + 1),)).digest
+    one, two = (Column((NodeValues(node, filled(np.dtype(np.longdouble), 2000, byte)),)) for byte in (0x00, 0xAB))
+    assert one.digest == two.digest != Column((NodeValues(node, one.values + 1),)).digest
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["aligned", "nested", "longdouble", "clongdouble"])

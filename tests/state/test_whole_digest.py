@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.state.digest import digest, examine, whole_digest
+from bushel._src.state.digest import digest, examine, whole_digest
 
 
 def closed(value):
@@ -262,7 +262,7 @@ def test_values_that_contain_themselves_have_a_digest():
 PROGRAM = """
 import functools
 import numpy as np
-from bushel.state.digest import whole_digest
+from bushel._src.state.digest import whole_digest
 
 NAMES = {"one", "two", "three", "four", "five"}
 TABLE = {name: np.arange(20000) for name in NAMES}

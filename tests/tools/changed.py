@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = PurePosixPath("src/bushel")
+LIBRARY = PurePosixPath("src/bushel/_src")
 OF_EVERY_MODULE = "tests/test_layers.py"
 OF_THE_PUBLIC_NAMES = ("tests/test_names.py", "tests/test_arguments.py", "tests/test_kinds.py")
 """For a module that no test is named after: all of them are reached by what is public."""
@@ -35,14 +35,14 @@ OF_DELIVERY = (
     "thread_trials",
     "trouble",
 )
-ENGINE_TESTS = dict.fromkeys(("pool", "processes", "slabs"), OF_WORKERS) | dict.fromkeys(
+ENGINE_TESTS = dict.fromkeys(("pool", "processes", "shared_memory"), OF_WORKERS) | dict.fromkeys(
     (
-        *("block_size", "delivery", "drawn_delivery", "opener", "position_delivery", "program", "pulling"),
-        *("stream_delivery", "stream_program", "tasks", "thread_trials", "where_to_run"),
+        *("delivery", "opener", "position_delivery", "program", "stream_delivery", "stream_program", "tasks"),
+        *("threaded_cursor", "upstream_delivery", "where_to_run"),
     ),
     OF_DELIVERY,
 )
-"""The tests in `tests/engine` of a module or package in `src/bushel/engine`.
+"""The tests in `tests/engine` of a module or package in `src/bushel/_src/engine`.
 
 All of them would take `make quick` two minutes. One that is not named here has all tests of the folder.
 """
@@ -93,7 +93,9 @@ def _tests_of_one(path: PurePosixPath, root: Path) -> list[str]:
         return _tests_that_import(path, root)
     if top == "tests" and len(more) > 1:
         return [f"tests/{more[0]}"]  # data beside tests, such as golden outputs
-    if top in ("examples", "benchmarks"):
+    if str(path) == "docs/design/layers.md":
+        return [OF_EVERY_MODULE, "tests/test_design_tables.py", "tests/test_docs.py", "tests/test_site.py"]
+    if top in ("examples", "benchmarks") and path.suffix != ".md":
         return [f"tests/test_{top}.py"]
     if top == "docs" and path.suffix in (".md", ".py"):
         return ["tests/test_docs.py", "tests/test_site.py"]

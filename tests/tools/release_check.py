@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def load_install() -> ModuleType:
     """The module of this checkout that holds the name of the distribution, without the rest of Bushel."""
-    spec = importlib.util.spec_from_file_location("install", ROOT / "src" / "bushel" / "base" / "install.py")
+    spec = importlib.util.spec_from_file_location(
+        "install", ROOT / "src" / "bushel" / "_src" / "base" / "late_imports.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -128,14 +130,16 @@ def check_metadata(metadata: Message, tag: str | None) -> None:
         raise Wrong(f"CHANGELOG.md must have the date of {version}, got {heading[1]!r}.")
     name = metadata["Name"]
     if not name == project["name"] == install.DISTRIBUTION:
-        raise Wrong(f"The metadata call the distribution {name!r}, base/install.py calls it {install.DISTRIBUTION!r}.")
+        raise Wrong(
+            f"The metadata call the distribution {name!r}, base/late_imports.py calls it {install.DISTRIBUTION!r}."
+        )
     strangers = [text for text in metadata.get_all("Requires-Dist", []) if re.match(r"bushel(?!-data)", text)]
     if strangers:
         raise Wrong(f"Extras need the distribution `bushel`, which is a different program: {strangers}.")
     if tag is not None and install.INSTALLED_FROM != install.DISTRIBUTION:
         raise Wrong(
-            f"src/bushel/base/install.py still says `pip install {install.INSTALLED_FROM}`. For a release, set "
-            "INSTALLED_FROM to DISTRIBUTION, and change README.md and docs/install.md: a test compares them."
+            f"src/bushel/_src/base/late_imports.py still says `pip install {install.INSTALLED_FROM}`. For a release, "
+            "set INSTALLED_FROM to DISTRIBUTION, and change README.md and docs/install.md: a test compares them."
         )
     if set(metadata.get_all("Provides-Extra", [])) != set(project["optional-dependencies"]):
         raise Wrong("The extras in the metadata are not those of pyproject.toml.")

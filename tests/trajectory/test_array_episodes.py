@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 import yaml
 
-from bushel.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile
+from bushel._src.trajectory import episode_array_files
+from bushel._src.trajectory.data_utils import flatten_tree
+from bushel._src.trajectory.episode_array_files import StoredFrames
+from bushel._src.trajectory.episode_builder import open_episodes
+from bushel._src.trajectory.samples import window_frames
 from bushel.trajectory import (
     Episodes,
     MixtureConfig,
@@ -25,11 +30,6 @@ from bushel.trajectory import (
     make_interleaved_dataset,
     write_rlds,
 )
-from bushel.trajectory.array_episodes import array_files
-from bushel.trajectory.array_episodes.stored_frames import StoredFrames
-from bushel.trajectory.data_utils import flatten_tree
-from bushel.trajectory.episode_formats import open_episodes
-from bushel.trajectory.offset_windows import window_frames
 
 h5py = pytest.importorskip("h5py")
 
@@ -424,7 +424,9 @@ def test_an_episode_file_that_was_replaced_is_noticed(tmp_path):
     handle = source[0]["observation"]["front_image"][1]
     write_robomimic(tmp_path / "new.hdf5", {"demo_0": 9})
     os.replace(tmp_path / "new.hdf5", tmp_path / "arm.hdf5")
-    array_files._shared = array_files._Pool()  # as in another process, which opens the file now
+    episode_array_files._shared = (
+        episode_array_files._ArrayFilePool()
+    )  # as in another process, which opens the file now
     with pytest.raises(DamagedFile, match="when the source was made"):
         bytes(handle)
 
@@ -442,18 +444,18 @@ def test_a_reader_may_be_gone_while_another_file_is_opened(tmp_path, monkeypatch
     """Python collects garbage at any line, also while the pool adds up the memory of its files."""
     for name in "ab":
         np.savez(tmp_path / f"{name}.npz", x=np.arange(3))
-    readers = [array_files.ArrayFile("npz", str(tmp_path / "a.npz"))]
+    readers = [episode_array_files.ArrayFile("npz", str(tmp_path / "a.npz"))]
     readers[0].open()
-    key = next(key for key in array_files._pool()._open if "a.npz" in key)
+    key = next(key for key in episode_array_files._pool()._open if "a.npz" in key)
 
     def measure(self):
         readers.clear()
         return 0
 
-    monkeypatch.setattr(array_files._Open, "memory_bytes", property(measure))
-    other = array_files.ArrayFile("npz", str(tmp_path / "b.npz"))
+    monkeypatch.setattr(episode_array_files._OpenArrayFile, "memory_bytes", property(measure))
+    other = episode_array_files.ArrayFile("npz", str(tmp_path / "b.npz"))
     assert other.array("x").tolist() == [0, 1, 2]
-    assert not readers and key not in array_files._pool()._open
+    assert not readers and key not in episode_array_files._pool()._open
 
 
 def test_unequal_lengths_in_aloha(tmp_path):
@@ -477,7 +479,7 @@ def test_wrong_arguments_of_array_episodes_are_named(tmp_path):
         open_episodes("other", tmp_path, format="robomimic")
     with pytest.raises(ValueError, match=r"'aloha' has no option 'reverse'. Did you mean 'reverse_jpeg_colors'"):
         open_episodes("x", tmp_path, format="aloha", format_options={"reverse": True})
-    with pytest.raises(ValueError, match="format must be one of rlds, robomimic"):
+    with pytest.raises(ValueError, match='format must be "rlds", "robomimic"'):
         open_episodes("x", tmp_path, format="hdf6")
     with pytest.raises(FileNotFoundError, match="There is no data set 'gone'"):
         open_episodes("gone", tmp_path, format="robomimic")

@@ -12,8 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.trajectory.augmentations import augment_image, draw_parameters
-from bushel.trajectory.image_operations import OPERATIONS, RandomResizedCrop, make_operations
+from bushel._src.trajectory.augmentations import (
+    OPERATIONS,
+    RandomResizedCrop,
+    augment_image,
+    draw_parameters,
+    make_operations,
+)
 
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = np.load(FOLDER / "frame" / "augment_ops.npz")

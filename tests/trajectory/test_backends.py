@@ -9,9 +9,9 @@ from helpers import robots
 from helpers.golden_trajectories import assert_same_tree
 
 import bushel
-from bushel.base.errors import StateMismatch
-from bushel.base.sharding import ShardOptions
-from bushel.trajectory.loader import get_dataloader
+from bushel._src.base.errors import StateMismatch
+from bushel._src.base.options import ShardOptions
+from bushel._src.trajectory.trajectory_loader import get_dataloader
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_bushel_under_grains_name_is_no_grain(config, monkeypatch):
 
 def test_what_grain_needs_of_workers_is_told(config):
     with pytest.raises(ValueError, match="Grain cannot choose the number of workers"):
-        iter(get_dataloader(config, use_grain=True, workers=None))
+        iter(get_dataloader(config, use_grain=True, workers=bushel.MultiprocessingOptions(num_workers=None)))
     parsed = flags.FLAGS.is_parsed()
     flags.FLAGS.unparse_flags()
     try:

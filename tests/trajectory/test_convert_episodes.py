@@ -19,17 +19,16 @@ import pytest
 from helpers.waiting import wait_until
 
 from bushel import testing
-from bushel.base.errors import DamagedFile
-from bushel.cli import main
-from bushel.sources import output_folders
+from bushel._src.base.errors import DamagedFile
+from bushel._src.cli import main
+from bushel._src.sources import folders
+from bushel._src.trajectory import episodes as tables
+from bushel._src.trajectory.conversion_table import build_table
+from bushel._src.trajectory.episode_builder import FORMATS, detect_kind, open_episodes
+from bushel._src.trajectory.episode_conversion import convert_episodes, reencode_videos
+from bushel._src.trajectory.lerobot.metadata_files import sample_frames
+from bushel._src.trajectory.video_encoding import Encoding, decode_all, encode_frames, verify_video
 from bushel.trajectory import RLDSBuilder, decode_depth, decode_image, write_rlds
-from bushel.trajectory import episodes as tables
-from bushel.trajectory.conversion import convert_episodes, reencode_videos
-from bushel.trajectory.conversion.episode_table import build_table
-from bushel.trajectory.conversion.lerobot_statistics import sample_frames
-from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
-from bushel.trajectory.episode_formats import FORMATS, open_episodes
-from bushel.trajectory.episode_paths import detect_kind
 
 av = pytest.importorskip("av")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -255,7 +254,7 @@ def test_jpeg_bytes_stay(tmp_path):
 
 PROGRAM = """
 import sys, time
-from bushel.trajectory.conversion import convert_episodes
+from bushel._src.trajectory.episode_conversion import convert_episodes
 def report(done, of):
     if done >= 5:
         print("held", flush=True)
@@ -324,7 +323,7 @@ def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
     target = f"s3://{servers.BUCKET}/sets/arm"
     with servers.s3(tmp_path):
         command = [sys.executable, str(program), str(rlds), target, to, str(workers)]
-        folder = output_folders.open_folder(f"{target}/1.0.0" if to == "rlds" else target)
+        folder = folders.open_folder(f"{target}/1.0.0" if to == "rlds" else target)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "held\n"
@@ -340,7 +339,7 @@ def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
         convert_episodes(rlds, target, **arguments, progress=lambda done, of: shown.append(done))
         assert shown[0] > 0, "it began anew"
         convert_episodes(rlds, tmp_path / "here" / "arm", **arguments)
-        here = output_folders.open_folder(tmp_path / "here" / "arm" / ("1.0.0" if to == "rlds" else ""))
+        here = folders.open_folder(tmp_path / "here" / "arm" / ("1.0.0" if to == "rlds" else ""))
         assert sorted(folder.names(deep=True)) == sorted(here.names(deep=True))
         for name in here.names(deep=True):
             assert folder.read(name) == here.read(name) or name.endswith(".mp4"), name
@@ -496,9 +495,9 @@ def test_wrong_arguments_of_a_conversion_are_named(rlds, tmp_path, capsys):
     assert detect_kind(str(GOLDEN / "robomimic.hdf5")) == "robomimic"
     with pytest.raises(ValueError, match="does not say how many steps a second has"):
         convert_episodes(rlds, tmp_path / "x", format="lerobot")
-    with pytest.raises(ValueError, match="codec must be one of"):
+    with pytest.raises(ValueError, match='codec must be "h264", "hevc" or "av1"'):
         convert_episodes(rlds, tmp_path / "x", format="lerobot", fps=10, codec="vp9")
-    with pytest.raises(ValueError, match="format must be one of rlds, lerobot"):
+    with pytest.raises(ValueError, match='format must be "rlds" or "lerobot"'):
         convert_episodes(rlds, tmp_path / "x", format="zarr")
     with pytest.raises(ValueError, match="have no numbers 'gripper' for the state"):
         convert_episodes(rlds, tmp_path / "x", format="lerobot", fps=10, state_keys=["state", "gripper"])
@@ -549,11 +548,9 @@ def test_float_frames_become_numbers(tmp_path):
 def test_into_a_store(rlds):
     pytest.importorskip("fsspec")
     done = convert_episodes(rlds, "memory://converted/arm", format="lerobot", fps=10)
-    names = output_folders.open_folder("memory://converted/arm").names(deep=True)
+    names = folders.open_folder("memory://converted/arm").names(deep=True)
     assert done.elements == 4 and "meta/info.json" in names and not any(".converting" in name for name in names)
-    content = output_folders.open_folder("memory://converted/arm").read(
-        next(name for name in names if name.endswith(".mp4"))
-    )
+    content = folders.open_folder("memory://converted/arm").read(next(name for name in names if name.endswith(".mp4")))
     assert len(list(decode_all(io.BytesIO(content), "video"))) > 0
 
 

@@ -1,3 +1,5 @@
+"""Helpers for trees, gripper actions and shares of threads: the outputs of the original, and their laws."""
+
 import collections
 import json
 
@@ -9,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from bushel._src.trajectory.data_utils import fnmatch_filter, matching_key
 from bushel.trajectory.data_utils import (
     allocate_threads,
     binarize_gripper_actions,
     combine_dataset_statistics,
     filter_success_droid,
-    fnmatch_filter,
     invert_gripper_actions,
-    matching_key,
     moving,
     pprint_data_mixture,
     rel2abs_gripper_actions,

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.base import trees
-from bushel.trajectory.data_utils import flatten_tree
-from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
-from bushel.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
-from bushel.trajectory.episodes import Episodes, load, save
-from bushel.trajectory.rlds import RLDSBuilder
-from bushel.trajectory.rlds.writer import write_rlds
+from bushel._src.base import trees
+from bushel._src.trajectory.data_utils import flatten_tree
+from bushel._src.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
+from bushel._src.trajectory.episodes import Episodes, load, save
+from bushel._src.trajectory.make_dataset import make_dataset_from_rlds
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
+from bushel._src.trajectory.rlds.writer import write_rlds
+from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
 
 LENGTHS = [5, 1, 9, 3]
 

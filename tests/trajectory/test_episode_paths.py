@@ -11,12 +11,12 @@ import pytest
 from helpers.example_datasets import write_episodes
 from helpers.servers import BUCKET, Web, s3
 
-from bushel import cli
-from bushel.inspection import inspect_target
-from bushel.trajectory.episode_paths import detect_kind, find_kind
-from bushel.view.panels import robots
-from bushel.view.queries import Query
-from bushel.view.targets import open_session
+from bushel._src import cli
+from bushel._src.inspection.inspector import inspect_target
+from bushel._src.trajectory.episode_builder import detect_kind, find_kind
+from bushel._src.view.panels import robots
+from bushel._src.view.session import Query
+from bushel._src.view.targets import open_session
 
 KINDS = {
     "lerobot": "lerobot",

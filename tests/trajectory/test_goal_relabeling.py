@@ -1,3 +1,5 @@
+"""Goals from a step's own future: distributed as in the original, never outside the episode."""
+
 import numpy as np
 import pytest
 from helpers.golden_trajectories import text

@@ -17,9 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.base.errors import DamagedFile
-from bushel.base.options import DatasetOptions
-from bushel.dataset import WithOptionsIterDataset
+from bushel._src.base.errors import DamagedFile
+from bushel._src.base.options import DatasetOptions
+from bushel._src.datasets.dataset import WithOptionsIterDataset
+from bushel._src.trajectory.lerobot import table as tables
+from bushel._src.trajectory.lerobot.dataset_folder import DepthCode, LeRobotFolder
+from bushel._src.trajectory.lerobot.table import align_frames
 from bushel.trajectory import (
     LeRobotSource,
     RLDSBuilder,
@@ -30,10 +33,6 @@ from bushel.trajectory import (
     open_episodes,
     reencode_videos,
 )
-from bushel.trajectory.lerobot import LeRobotFolder
-from bushel.trajectory.lerobot import table as tables
-from bushel.trajectory.lerobot.alignment import align_frames
-from bushel.trajectory.lerobot.depth_code import DepthCode
 
 LENGTHS = [7, 1, 2, 12, 5]
 FRONT, WRIST = CAMERAS
@@ -592,7 +591,7 @@ def test_folders_that_are_none(tmp_path, copy):
     (folder / "meta/info.json").write_text("{")
     with pytest.raises(DamagedFile, match=r"info\.json cannot be read"):
         LeRobotSource(folder)
-    with pytest.raises(ValueError, match="on_error must be one of raise, drop, mask"):
+    with pytest.raises(ValueError, match='on_error must be "raise", "drop" or "mask"'):
         LeRobotSource(copy(2), on_error="skip")  # pyright: ignore[reportArgumentType]
 
 

@@ -16,14 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bushel.base.errors import StateMismatch, TooManySkipped
-from bushel.base.options import MultiprocessingOptions
-from bushel.base.sharding import ShardByJaxProcess, ShardOptions
-from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.loader import build_dataset_from_config, get_dataloader, get_dataset
-from bushel.trajectory.mixture_config import MixtureConfig
-from bushel.trajectory.pipelines import make_interleaved_dataset, make_single_dataset
-from bushel.trajectory.rlds.writer import write_rlds
+from bushel._src.base.errors import StateMismatch, TooManySkipped
+from bushel._src.base.options import MultiprocessingOptions, ShardByJaxProcess, ShardOptions
+from bushel._src.trajectory.mixture_config import MixtureConfig
+from bushel._src.trajectory.rlds.writer import write_rlds
+from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
+from bushel._src.trajectory.trajectory_loader import (
+    build_dataset_from_config,
+    get_dataloader,
+    get_dataset,
+    make_interleaved_dataset,
+    make_single_dataset,
+)
 from bushel.trajectory.text_processing import process_text
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -476,13 +480,13 @@ def test_a_batch_whose_texts_fail_is_not_lost(config, expected):
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
     [
-        ({"arrays": "torch"}, ValueError, "arrays must be one of numpy, jax; got 'torch'"),
+        ({"arrays": "torch"}, ValueError, 'arrays must be "numpy" or "jax", got \'torch\''),
         ({"shard_options": ShardOptions(0, 3)}, ValueError, "8 rows cannot be divided equally among 3 hosts"),
         ({"shard_options": 2}, TypeError, "shard_options must be ShardOptions, got 2"),
         ({"process_text": "clip"}, TypeError, "process_text must have a method `encode`"),
         ({"process_text": 3}, TypeError, "or be a function of a batch; got 3"),
         ({"data_backend": "grain", "use_grain": False}, ValueError, "contradict each other"),
-        ({"data_backend": "tf"}, ValueError, "data_backend must be one of bushel, grain; got 'tf'"),
+        ({"data_backend": "tf"}, ValueError, 'data_backend must be "bushel" or "grain", got \'tf\''),
         ({"batch_size": 0}, ValueError, "batch_size must be positive"),
         ({"batchsize": 1}, ValueError, "Did you mean 'batch_size'"),
         ({"workers": -1}, ValueError, "num_workers must be non-negative"),
@@ -510,5 +514,5 @@ def test_what_a_loader_needs_is_told(cache):
 
 def test_configs_and_loaders_need_nothing_until_they_are_used():
     heavy = "{'jax', 'grain', 'yaml', 'PIL', 'simplejpeg', 'tokenizers'}"
-    program = f"import sys, bushel.trajectory.loader; sys.exit(', '.join({heavy} & set(sys.modules)))"
+    program = f"import sys, bushel._src.trajectory.trajectory_loader; sys.exit(', '.join({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stderr.strip() == ""

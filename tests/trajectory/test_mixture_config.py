@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
-from bushel.trajectory.loader import get_dataloader, get_dataset
-from bushel.trajectory.mixture_config import DatasetConfig, MixtureConfig
-from bushel.trajectory.module_spec import ModuleSpec
-from bushel.trajectory.normalization import NormalizationType
-from bushel.trajectory.pipelines import make_interleaved_dataset
+from bushel._src.trajectory.config_values import ModuleSpec
+from bushel._src.trajectory.make_dataset import make_dataset_from_rlds
+from bushel._src.trajectory.mixture_config import DatasetConfig, MixtureConfig
+from bushel._src.trajectory.normalization import NormalizationType
+from bushel._src.trajectory.trajectory_loader import get_dataloader, get_dataset, make_interleaved_dataset
 
 # What a config is.
 
@@ -208,7 +207,7 @@ RUNS = {"module": "os", "name": "system", "args": ["touch /tmp/ran"], "kwargs": 
     [
         "os:system",
         RUNS,
-        "bushel.trajectory.module_spec:importlib.import_module",
+        "bushel._src.trajectory.config_values:importlib.import_module",
         "bushel.trajectory.obs_transforms:np.load",
         "bushel.trajectory.obs_transforms:np",
         "bushel.trajectory.task_augmentation:Rephraser",
@@ -292,10 +291,16 @@ def test_a_name_that_is_not_known_is_told_with_the_nearest_one():
         ({"datasets": [{"name": "arm"}]}, "DatasetConfig 'arm' needs data_dir; got"),
         ({"datasets": [{**BOTH["arm"], "weight": -1}]}, "'arm': weight must be a number, 0 or above; got -1"),
         ({"datasets": [{**BOTH["arm"], "weight": "much"}]}, "got 'much'"),
-        ({"datasets": [{**BOTH["arm"], "format": "lerobo"}]}, "format must be one of rlds, .*got 'lerobo'"),
-        ({"datasets": [{**BOTH["arm"], "action_proprio_normalization_type": "max"}]}, "'max' is not a valid"),
+        (
+            {"datasets": [{**BOTH["arm"], "format": "lerobo"}]},
+            'format must be "rlds", .*got \'lerobo\'. Did you mean "lerobot"',
+        ),
+        (
+            {"datasets": [{**BOTH["arm"], "action_proprio_normalization_type": "max"}]},
+            'normalization must be "normal" or "bounds", got .max',
+        ),
         ({"compat": "octo"}, "compat must be None .*got 'octo'"),
-        ({"data_backend": "torch"}, "data_backend must be one of bushel, grain; got 'torch'"),
+        ({"data_backend": "torch"}, 'data_backend must be "bushel" or "grain", got \'torch\''),
         ({"batch_size": 0}, "batch_size must be positive"),
         ({"seed": -1}, "Seed must be"),
     ],

@@ -1,3 +1,5 @@
+"""Functions in configurations, by their names: the strings of the original, and names that cannot be found."""
+
 import fractions
 import functools
 import json
@@ -6,7 +8,7 @@ import math
 import pytest
 from helpers.golden_trajectories import text
 
-from bushel.trajectory.module_spec import ModuleSpec
+from bushel._src.trajectory.config_values import ModuleSpec
 
 
 @pytest.mark.parametrize("case", text("utils/module_spec"))

@@ -14,9 +14,10 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bushel._src.trajectory.augmentations import augment_image
+from bushel._src.trajectory.obs_transforms import choose_images, over_window
 from bushel.trajectory import obs_transforms
-from bushel.trajectory.augmentations import augment_image
-from bushel.trajectory.obs_transforms import augment, choose_images, decode_and_resize, image_dropout, over_window
+from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout
 
 FOLDER = Path(__file__).parent / "golden" / "frame"
 FRAMES = np.load(FOLDER / "decode_resize.npz")
@@ -329,7 +330,7 @@ def test_compat_is_checked(function):
 def test_importing_loads_no_decoder_and_no_jax():
     program = (
         "import sys\n"
-        "from bushel.trajectory import augmentations, device_augmentations, obs_transforms, pixels\n"
+        "from bushel._src.trajectory import augmentations, device_augmentations, obs_transforms, pixels\n"
         "print(sorted({'PIL', 'jax', 'simplejpeg', 'scipy'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=250)

@@ -10,6 +10,9 @@ import yaml
 from helpers import oxe_data
 from ml_collections import ConfigDict
 
+from bushel._src.trajectory.oxe.registry import PROJECTS, load_tables
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
+from bushel._src.trajectory.standardization_steps import load_standardization
 from bushel.trajectory import (
     DatasetConfig,
     MixtureConfig,
@@ -25,9 +28,6 @@ from bushel.trajectory import (
 )
 from bushel.trajectory.data_utils import filter_eval_datasets, tree_map
 from bushel.trajectory.oxe import crossformer, octo, openvla, xgym
-from bushel.trajectory.oxe.entry_points import PROJECTS, load_tables
-from bushel.trajectory.rlds.reader import RLDSBuilder
-from bushel.trajectory.statements import load_standardization
 
 SMALL = {"frame_transform_kwargs": {"resize_size": (8, 8)}}
 CROSSFORMER_VIEWS = ("primary", "high", "nav", "left_wrist", "right_wrist")
@@ -368,7 +368,7 @@ def test_errors_name_what_is_near():
     raises(KeyError, "OXE_DATASET_CONFIGS has no 'a1'", lambda: one("a1", source="octo"))
     raises(
         ValueError,
-        "source must be one of octo, crossformer, openvla, xgym; got 'rtx'",
+        'source must be "octo", "crossformer", "openvla" or "xgym", got \'rtx\'',
         lambda: one("kuka", source="rtx"),
     )
     raises(
@@ -392,7 +392,11 @@ def test_errors_name_what_is_near():
         )
     raises(ValueError, "oxe_kwargs has no argument 'data_mixture'. Did you mean 'data_mix'?", misspelt)
     raises(KeyError, "OXE_STANDARDIZATION_TRANSFORMS has no 'sweep_mano'", lambda: one("sweep_mano"))
-    raises(ValueError, "'bounded' is not a valid", lambda: named("rtx", action_proprio_normalization_type="bounded"))
+    raises(
+        ValueError,
+        "got 'bounded'. Did you mean",
+        lambda: named("rtx", action_proprio_normalization_type="bounded"),
+    )
 
 
 def named(mix, **more):

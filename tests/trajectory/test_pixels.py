@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bushel.base.install import install_command
-from bushel.trajectory.pixels import decode_depth, decode_image, decode_resized, resize_depth_image, resize_image
+from bushel._src.base.late_imports import install_command
+from bushel._src.trajectory.pixels import decode_depth, decode_image, decode_resized, resize_depth_image, resize_image
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "frame" / "decode_resize.npz")
 # Made by TensorFlow 2.15: one small picture, and what `tf.io.decode_image` gave for it.
@@ -233,7 +233,7 @@ def test_print_colours_are_refused():
 def test_a_missing_decoder_is_named_and_not_replaced(missing, data):
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        "from bushel.trajectory.pixels import decode_image\n"
+        "from bushel._src.trajectory.pixels import decode_image\n"
         f"try: decode_image({data!r})\n"
         "except ImportError as error: print(error)"
     )

@@ -1,10 +1,12 @@
+"""Quantiles within a budget of memory: exact below it, and with a stated error beyond it."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bushel.trajectory.quantiles import Quantiles
+from bushel._src.trajectory.dataset_statistics import Quantiles
 
 SHARES = [0.0, 0.01, 0.5, 0.99, 1.0]
 SMALL = 1  # byte: the least number of rows is kept

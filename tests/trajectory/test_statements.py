@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.trajectory.data_utils import flatten_tree
-from bushel.trajectory.rotations import convert_matrices, convert_quaternions
-from bushel.trajectory.statement_operations import OPERATIONS
-from bushel.trajectory.statements import _FROM_TREE, _STATEMENTS, StatementError, Statements
+from bushel._src.trajectory.data_utils import flatten_tree
+from bushel._src.trajectory.standardization_steps import (
+    _FROM_TREE,
+    _STATEMENTS,
+    OPERATIONS,
+    StatementError,
+    Statements,
+    convert_matrices,
+    convert_quaternions,
+)
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "oxe.md"
 

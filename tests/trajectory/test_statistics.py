@@ -1,3 +1,5 @@
+"""Statistics of data sets: those of the original, merged, the same in every order of reading."""
+
 import functools
 import json
 import logging
@@ -14,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import bushel
-from bushel.trajectory.module_spec import ModuleSpec
-from bushel.trajectory.statistics import (
+from bushel._src.trajectory.config_values import ModuleSpec
+from bushel._src.trajectory.dataset_statistics import (
     Statistics,
     code_of,
     get_dataset_statistics,
@@ -327,7 +329,7 @@ def test_the_code_of_a_function():
 def test_progress_is_told_to_a_terminal_only(monkeypatch, capsys):
     get_dataset_statistics(ONE, [], ["a"])
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("bushel.base.progress.BAR_AFTER_S", 0.0)
+    monkeypatch.setattr("bushel._src.base.progress.BAR_AFTER_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     get_dataset_statistics(ONE, [], ["b"])
     assert "1/1" in capsys.readouterr().err

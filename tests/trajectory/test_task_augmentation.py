@@ -1,3 +1,5 @@
+"""Goals and instructions that are deleted or rephrased: the outputs of the original, and where texts come from."""
+
 import json
 import pickle
 

@@ -1,3 +1,5 @@
+"""Functions of whole trajectories, such as windows, masks and padding: the outputs of the original, and their laws."""
+
 import collections
 import copy
 
@@ -7,12 +9,12 @@ from helpers.golden_trajectories import arrays, assert_same_tree, manifest, rest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bushel._src.trajectory.normalization import normalize_action_and_proprio
+from bushel._src.trajectory.traj_transforms import choose_steps
 from bushel.trajectory import goal_relabeling, task_augmentation
-from bushel.trajectory.normalization import normalize_action_and_proprio
 from bushel.trajectory.traj_transforms import (
     add_head_action_mask,
     add_pad_mask_dict,
-    choose_steps,
     chunk_act_obs,
     pad_actions_and_proprio,
     subsample,

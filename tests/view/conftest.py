@@ -7,8 +7,8 @@ import pytest
 from helpers.browser import PATIENCE_MS, open_chromium
 
 import bushel
-from bushel.view.handle import View
-from bushel.view.session import Session
+from bushel._src.view.session import Session
+from bushel._src.view.show_page import View
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,11 @@ from PIL import Image
 
 import bushel
 from bushel import MapDataset
-from bushel.display import describe_element
-from bushel.view.class_names import ClassNames, list_names
-from bushel.view.panels import elements as panel
-from bushel.view.queries import Query
-from bushel.view.session import Session
-from bushel.view.targets import open_session
+from bushel._src.display.describe import describe_element
+from bushel._src.view.panels import elements as panel
+from bushel._src.view.panels.elements import ClassNames, list_names
+from bushel._src.view.session import Query, Session
+from bushel._src.view.targets import open_session
 
 NAMES = ["cat", "dog", "owl"]
 LABELS = [2, 0, 1, 1, 0, 2, 2, 1]

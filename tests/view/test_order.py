@@ -12,19 +12,30 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import IterDataset, MapDataset
-from bushel.base_dataset import wrap
+from bushel._src.datasets.base_dataset import wrap
+from bushel._src.inspection.statistics import EntryStatistics, measure_elements
+from bushel._src.view.output_records import (
+    NotTraceable,
+    count_records,
+    first_outputs,
+    map_positions,
+    measure_order,
+    measure_shares,
+    trace_outputs,
+)
+from bushel._src.view.padding import (
+    PaddingCounter,
+    describe_buckets,
+    describe_packing,
+    list_leaves,
+    measure_packing,
+    watch_padding,
+)
+from bushel._src.view.panels import order as panel
+from bushel._src.view.server import to_json
+from bushel._src.view.session import BadQuery, Query, Session
 from bushel.experimental import FirstFitPackIterDataset, batch_and_pad
-from bushel.inspection.statistics import EntryStatistics, measure_elements
 from bushel.transforms import DatasetSelectionMap
-from bushel.view.mixture import measure_shares
-from bushel.view.output_records import NotTraceable, count_records, first_outputs, trace_outputs
-from bushel.view.packing import describe_buckets, describe_packing, measure_packing
-from bushel.view.padding import PaddingCounter, list_leaves, watch_padding
-from bushel.view.panels import order as panel
-from bushel.view.queries import BadQuery, Query
-from bushel.view.server import to_json
-from bushel.view.session import Session
-from bushel.view.shuffling import map_positions, measure_order
 
 
 def part(number, length=40):

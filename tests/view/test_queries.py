@@ -2,7 +2,7 @@
 
 import pytest
 
-from bushel.view.queries import BadQuery, Query
+from bushel._src.view.session import BadQuery, Query
 
 
 @pytest.mark.parametrize("text", ["2", "7"])

@@ -21,7 +21,8 @@ from helpers.traceable_robots import (
 from PIL import Image
 
 import bushel
-from bushel import MapDataset, cli
+from bushel import MapDataset
+from bushel._src import cli
 from bushel.trajectory import TrajectoryDataset, make_interleaved_dataset, open_episodes
 from bushel.view import to_rerun
 

@@ -12,12 +12,11 @@ from helpers.traceable_robots import LENGTHS, SIZE, WORDS, actions, frame, keys,
 from PIL import Image
 
 from bushel import MapDataset
+from bushel._src.view.panels import robots as panel
+from bushel._src.view.server import to_json
+from bushel._src.view.session import BadQuery, Query, Session
+from bushel._src.view.targets import open_session
 from bushel.trajectory import LeRobotSource, make_interleaved_dataset, open_episodes
-from bushel.view.panels import robots as panel
-from bushel.view.queries import BadQuery, Query
-from bushel.view.server import to_json
-from bushel.view.session import Session
-from bushel.view.targets import open_session
 
 HORIZON = 4
 

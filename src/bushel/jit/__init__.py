@@ -8,17 +8,9 @@
 10
 """
 
-from bushel.base.install import install_command as _install_command
-
-try:
-    import jax as _jax  # noqa: F401
-except ImportError as error:
-    raise ImportError(f"bushel.jit needs JAX: {_install_command('jax')}") from error
-
-from bushel.jit import cereal, datasets
-from bushel.jit.array_source import ArraySource, mix
-from bushel.jit.chunk_loader import ChunkLoader
-from bushel.jit.common_transforms import (
+from bushel._src.jit.array_source import ArraySource, ShardedSource, Window, WindowSource, mix
+from bushel._src.jit.chunk_loader import ChunkLoader
+from bushel._src.jit.common_transforms import (
     BatchTransform,
     FlattenImageTransform,
     FlattenTransform,
@@ -29,10 +21,10 @@ from bushel.jit.common_transforms import (
     TimeSeriesBatchTransform,
     masked_mean,
 )
-from bushel.jit.compiled_loader import DataLoader, LoaderState
-from bushel.jit.gymnax_source import GymnaxSource
-from bushel.jit.host_callbacks import DiskSource, HostCallbackTransform
-from bushel.jit.image_augmentation import (
+from bushel._src.jit.compiled_loader import DataLoader, LoaderState
+from bushel._src.jit.gymnax_source import GymnaxSource
+from bushel._src.jit.host_callbacks import DiskSource, HostCallbackTransform
+from bushel._src.jit.image_augmentation import (
     ColorJitterTransform,
     CutMixTransform,
     CutoutTransform,
@@ -40,12 +32,15 @@ from bushel.jit.image_augmentation import (
     RandomCropTransform,
     RandomFlipTransform,
 )
-from bushel.jit.prioritised_buffer import PrioritisedBuffer
-from bushel.jit.replay_buffer import BufferTransform, ReplayBuffer
-from bushel.jit.sharded_source import ShardedSource
-from bushel.jit.source import Source
-from bushel.jit.trajectory_buffer import TrajectoryBuffer, n_step_return
-from bushel.jit.window_source import Window, WindowSource
+from bushel._src.jit.replay_buffer import (
+    BufferTransform,
+    PrioritisedBuffer,
+    ReplayBuffer,
+    TrajectoryBuffer,
+    n_step_return,
+)
+from bushel._src.jit.source import Source
+from bushel.jit import cereal, datasets
 
 __all__ = [
     "ArraySource",

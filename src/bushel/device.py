@@ -1,0 +1,9 @@
+"""Elements on accelerators: put there ahead of the step that needs them, and random keys that belong to them."""
+
+from bushel._src.device.element_keys import keys
+from bushel._src.device.to_device import for_pmap
+
+__all__ = [
+    "for_pmap",
+    "keys",
+]
