@@ -330,7 +330,7 @@ def test_compat_is_checked(function):
 def test_importing_loads_no_decoder_and_no_jax():
     program = (
         "import sys\n"
-        "from bushel._src.trajectory import augmentations, device_augmentations, obs_transforms, pixels\n"
+        "from bushel._src.trajectory import augmentations, obs_transforms, pixels\n"
         "print(sorted({'PIL', 'jax', 'simplejpeg', 'scipy'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=250)
