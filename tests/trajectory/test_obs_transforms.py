@@ -190,7 +190,7 @@ def test_compat_reaches_the_crop(monkeypatch):
         asked.append(kwargs["compat"])
         return augment_image(image, **kwargs)
 
-    monkeypatch.setattr(obs_transforms, "augment_image", watched)
+    monkeypatch.setattr("bushel._src.trajectory.obs_transforms.augment_image", watched)
     default = augment(frame([True]), 0, AUGMENT)["image_a"]
     original = augment(frame([True]), 0, AUGMENT, compat="crossformer")["image_a"]
     assert asked == [None, "crossformer"] and (default != original).any()
