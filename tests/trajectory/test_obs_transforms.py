@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from bushel._src.trajectory.augmentations import augment_image
 from bushel._src.trajectory.obs_transforms import choose_images, over_window
-from bushel.trajectory import obs_transforms
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout
 
 FOLDER = Path(__file__).parent / "golden" / "frame"
