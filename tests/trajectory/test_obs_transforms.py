@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from bushel._src.trajectory.augmentations import augment_image
 from bushel._src.trajectory.obs_transforms import choose_images, over_window
-from bushel.trajectory import obs_transforms
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout
 
 FOLDER = Path(__file__).parent / "golden" / "frame"
@@ -190,7 +189,7 @@ def test_compat_reaches_the_crop(monkeypatch):
         asked.append(kwargs["compat"])
         return augment_image(image, **kwargs)
 
-    monkeypatch.setattr(obs_transforms, "augment_image", watched)
+    monkeypatch.setattr("bushel._src.trajectory.obs_transforms.augment_image", watched)
     default = augment(frame([True]), 0, AUGMENT)["image_a"]
     original = augment(frame([True]), 0, AUGMENT, compat="crossformer")["image_a"]
     assert asked == [None, "crossformer"] and (default != original).any()
