@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from bushel.base import checks, hints
 from bushel.base import transforms as tf
+from bushel.base.errors import BushelWarning
 from bushel.base.hints import explains_arguments
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.base.sharding import NoSharding, ShardOptions
@@ -273,6 +275,11 @@ def load(
     [[1, 2], [3]]
     """
     sampler = IndexSampler(len(source), shard_options, shuffle, num_epochs, seed)
+    if drop_remainder and batch_size is None:
+        told = (
+            "drop_remainder has no effect without batch_size. Write `load(source, batch_size=4, drop_remainder=True)`."
+        )
+        warnings.warn(told, BushelWarning, stacklevel=2)
     batches = [] if batch_size is None else [tf.Batch(batch_size, drop_remainder=drop_remainder)]
     return DataLoader(
         data_source=source,

@@ -711,6 +711,9 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         ['banana', 'kiwi']
         """
         checked = check_transform(function, tf.Map, "column")
+        if cache_dir is None:
+            given = {"storage_options": storage_options is not None, "trust_source": trust_source}
+            checks.unused(given, "without cache_dir, since nothing is kept", "Write cache_dir=folder")
         return columns.column(
             self._node,
             checked,
@@ -788,6 +791,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         """
         if not 0 <= noise <= 1:
             raise ValueError(f"noise must be between 0 (sorted) and 1 (shuffled), got {noise!r}.")
+        checks.unused({"seed": seed is not None and not noise}, "without noise", "Write noise=1 to shuffle")
         rule = select.OrderBy(float(noise), derive_seed(self, seed, "order_by") if noise else 0)
         return _choose(self._node, record_values.check_sortable, _check_values(values, "order_by"), rule)
 
@@ -865,6 +869,10 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         [[[1, 0], [1, 1]], [[1, 1, 1, 1], [1, 1, 1, 0]]]
         """
         checked = _check_values(lengths, "bucket")
+        if batch_fn is not None:
+            padded = isinstance(padding, Mapping) or padding != 0
+            given = {"features": features is not None, "padding": padded}
+            checks.unused(given, "with batch_fn, which makes the batch", "Pad inside batch_fn")
         bounds, sizes = bucket.check_sizes(boundaries, batch_sizes)
         chosen = derive_seed(self, seed, "bucket")
         named = None if features is None else tuple(features)

@@ -261,7 +261,9 @@ def report(done, of):
         print("held", flush=True)
         time.sleep(600)  # until it is killed
 arguments = {"format": sys.argv[3], "shards": 4, "workers": int(sys.argv[4])}
-convert_episodes(sys.argv[1], sys.argv[2], **arguments, fps=10, progress=report)
+if arguments["format"] == "lerobot":
+    arguments["fps"] = 10
+convert_episodes(sys.argv[1], sys.argv[2], **arguments, progress=report)
 """
 
 
@@ -284,7 +286,7 @@ def test_killed_and_continued(rlds, tmp_path, to, workers):
     assert done and not last.exists()
     ages = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.suffix in (".parquet", ".mp4")}
     shown: list[int] = []
-    arguments: Any = {"format": to, "fps": 10, "shards": 4, "workers": 1}
+    arguments: Any = {"format": to, "shards": 4, "workers": 1} | ({"fps": 10} if to == "lerobot" else {})
     with pytest.raises(FileExistsError, match="a part of another conversion"):
         convert_episodes(rlds, target, **{**arguments, "drop": ["reward"]})
     convert_episodes(rlds, target, **arguments, progress=lambda done, of: shown.append(done))
@@ -334,7 +336,7 @@ def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
         done = {name for name in folder.names(deep=True) if "/shard-" in name}
         assert done and not folder.exists(last)
         shown: list[int] = []
-        arguments: dict[str, Any] = {"format": to, "fps": 10, "shards": 4}
+        arguments: dict[str, Any] = {"format": to, "shards": 4} | ({"fps": 10} if to == "lerobot" else {})
         with pytest.raises(FileExistsError, match="a part of another conversion"):
             convert_episodes(rlds, target, **{**arguments, "drop": ["reward"]})
         convert_episodes(rlds, target, **arguments, progress=lambda done, of: shown.append(done))

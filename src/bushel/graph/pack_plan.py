@@ -55,6 +55,8 @@ def check_options(length: Any, strategy: str, window: Any, seed: Any, max_sequen
     else:
         length = checks.positive(length, "The length of a row")
     checks.choice(strategy, STRATEGIES, "strategy")
+    if strategy == "concat_split":
+        checks.unused({"window": window != 64}, 'with "concat_split", which fills one row at a time', "Leave it out")
     if max_sequences is not None:
         max_sequences = checks.positive(max_sequences, "max_sequences")
         if strategy == "concat_split":

@@ -61,6 +61,8 @@ class ArraySource(RecordSource):
         if where is not None:
             order = record_order.make_filtered_order(ordering, where, length)
         elif weights is not None:
+            drawn = {'ordering="sequential"': ordering != "shuffle"}
+            checks.unused(drawn, "with weights, since records are drawn at random", "Leave it out")
             order = record_order.make_weighted_order(weights, length)
         else:
             order = record_order.make_order(ordering, length)

@@ -270,6 +270,8 @@ class TimeSeriesBatchTransform(ElementTransform):
 
     def __post_init__(self) -> None:
         checks.choice(self.mode, ("batched", "packed"), "mode")
+        named = {"sequence_start_key": self.sequence_start_key != "sequence_start" and self.mode == "batched"}
+        checks.unused(named, 'with mode="batched"', 'Write mode="packed"')
 
     def check(self, spec: Tree) -> None:
         leaf = get_entry_spec(spec, self.sequence_key, "TimeSeriesBatchTransform")

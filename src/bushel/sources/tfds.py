@@ -294,7 +294,8 @@ def parse_feature(spec: Entry, name: str) -> Feature:
             return _parse_tensor(spec[kind])
     if "image" in spec and ("dtype" not in spec["image"] or tensor_dtype(spec["image"]) == "uint8"):
         shape = tensor_shape(spec["image"])
-        return _Image({1: "L", 3: "RGB", 4: "RGBA"}.get(shape[2] if len(shape) > 2 else -1))
+        modes: dict[int, ImageMode] = {1: "L", 3: "RGB", 4: "RGBA"}
+        return _Image(modes.get(shape[2] if len(shape) > 2 else -1))
     raise ValueError(
         f"{name}: Bushel does not decode features of the kind {get_feature_class(spec)}. Pass decode=False and decode "
         "them yourself."

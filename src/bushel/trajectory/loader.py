@@ -133,6 +133,9 @@ def get_dataloader(
     >>> folder.cleanup()
     """
     asked = {"batch_size": batch_size, "data_backend": choose_backend(data_backend, use_grain)}
+    checks.unused(
+        {"skip_limit": skip_limit is not None and on_error == "raise"}, 'without on_error="skip"', "Pass both"
+    )
     options = DatasetOptions(on_error=on_error, skip_limit=skip_limit, execution_tracking_mode=execution_tracking_mode)
     chosen = _load_config(config, train, changes | {name: value for name, value in asked.items() if value is not None})
     if chosen.batch_size is None:
