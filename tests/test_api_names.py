@@ -71,10 +71,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "bushel.trajectory.TrajectoryDataset.__init__": "options",
     },
     "to be private": {
-        "bushel.sources.RaggedDataSource.*": "names",
         "bushel.trajectory.Episodes.__init__": "folder",
         "bushel.trajectory.TrajectoryDataset.__init__": "threads",
-        "bushel.trajectory.TrajectoryDataset.with_threads": "threads",
     },
 }
 

@@ -193,7 +193,7 @@ FREE = {
     "settings of others": "impl host shuffle_bins_group_by_feature",
     "statistics or a file of them": "dataset_statistics",
     "an array or a dtype of NumPy, whose types have texts": "mask values times lengths weights at_rest dtype",
-    "to be private": "method backend",
+    "of constructors that are not for users": "backend",
 }
 
 

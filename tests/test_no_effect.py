@@ -35,7 +35,6 @@ def convert(**arguments: Any) -> Any:
 
 Call = Callable[[], Any]
 RAISES: dict[str, tuple[Call, str]] = {
-    "order_by without noise": (lambda: ds.order_by(float, seed=1), "seed"),
     "cache in memory, in a store": (lambda: stream().cache(storage_options={"region": "x"}), "storage_options"),
     "cache in memory, trusted": (lambda: stream().cache(trust_source=True), "trust_source"),
     "column that is not kept, in a store": (lambda: ds.column(float, storage_options={}), "storage_options"),
@@ -107,6 +106,7 @@ RAISES: dict[str, tuple[Call, str]] = {
     "LeRobot without videos, with a quality": (lambda: convert(format="lerobot", codec=None, crf=20), "crf"),
 }
 WARNS: dict[str, tuple[Call, str]] = {
+    "order_by without noise": (lambda: ds.order_by(float, seed=1), "seed"),
     "a time limit without workers": (lambda: MultiprocessingOptions(num_workers=0, timeout_s=1.0), "timeout_s"),
     "a limit of memory without workers": (
         lambda: MultiprocessingOptions(num_workers=0, budget_bytes=1 << 20),

@@ -7,6 +7,7 @@ import builtins
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, SupportsIndex, TypeGuard, TypeVar, overload
 
@@ -15,7 +16,7 @@ import numpy as np
 from bushel.base import blocks, checks, hints
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, add_note, remove_our_frames
+from bushel.base.errors import BushelWarning, RowFailed, add_note, remove_our_frames
 from bushel.base.hints import explains_arguments, renamed_arguments, show_as
 from bushel.base.hooks import Stats
 from bushel.base.lazy import Lazy
@@ -791,7 +792,8 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         """
         if not 0 <= noise <= 1:
             raise ValueError(f"noise must be between 0 (sorted) and 1 (shuffled), got {noise!r}.")
-        checks.unused({"seed": seed is not None and not noise}, "without noise", "Write noise=1 to shuffle")
+        if seed is not None and not noise:  # no error: a program may try several values of noise with one seed
+            warnings.warn("seed has no effect without noise. Write noise=1 to shuffle.", BushelWarning, stacklevel=2)
         rule = select.OrderBy(float(noise), derive_seed(self, seed, "order_by") if noise else 0)
         return _choose(self._node, record_values.check_sortable, _check_values(values, "order_by"), rule)
 

@@ -238,7 +238,7 @@ def test_a_shuffled_buffer_gives_what_it_holds():
     ("make", "sentence"),
     [
         (lambda: ReplayBuffer(0), "capacity must be positive, but got 0."),
-        (lambda: ReplayBuffer(3, "lifo"), "write must be 'fifo' or 'reservoir', got 'lifo'."),
+        (lambda: ReplayBuffer(3, "lifo"), 'write must be "fifo" or "reservoir", got \'lifo\'.'),
         (lambda: ReplayBuffer(3).init(()), "A buffer needs items with at least one array, got ()."),
         (
             lambda: ReplayBuffer(3).add(ReplayBuffer(3).init(jnp.int32(0)), jnp.zeros(2)),
@@ -249,7 +249,7 @@ def test_a_shuffled_buffer_gives_what_it_holds():
             "A reservoir replaces random items, so add needs a key.",
         ),
         (lambda: BufferTransform(4, 5), "A buffer needs sample_size <= prefill <= capacity, got 1, 5 and 4."),
-        (lambda: BufferTransform(4, 4, mode="sorted"), "mode must be 'sequential' or 'shuffled', got 'sorted'."),
+        (lambda: BufferTransform(4, 4, mode="sorted"), 'mode must be "sequential" or "shuffled", got \'sorted\'.'),
         (lambda: PrioritisedBuffer(4, exponent=-1), "exponent must not be negative, got -1."),
         (
             lambda: PrioritisedBuffer(2).add(PrioritisedBuffer(2).init(jnp.int32(0)), jnp.arange(3)),

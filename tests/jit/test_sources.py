@@ -39,14 +39,19 @@ def test_rows_come_out_as_they_went_in(dtype, shape):
     for given_array in (array, jnp.asarray(array)):
         source = ArraySource(given_array, "sequential")
         assert source.element_spec() == jax.ShapeDtypeStruct(shape, array.dtype)
-        rows, _ = jax.jit(lambda source: source.read_elements(source.locate(*POSITIONS(source))))(source)
+        rows, _ = jax.jit(lambda source: source._read_elements(source._locate(*POSITIONS(source))))(source)
         assert rows.dtype == array.dtype and (np.asarray(rows) == array[[3, 19, 0]]).all()
 
 
 def POSITIONS(source):
     """What `locate` takes for three positions of the first epoch."""
     position = jnp.array([3, 19, 0], jnp.uint32)
-    return jnp.uint32(0), source.make_state(0, 0, 0).tables or (jnp.uint32(0), None), jnp.zeros(3, jnp.uint32), position
+    return (
+        jnp.uint32(0),
+        source._make_state(0, 0, 0).tables or (jnp.uint32(0), None),
+        jnp.zeros(3, jnp.uint32),
+        position,
+    )
 
 
 def test_a_source_of_ones_own_runs_in_a_loader():
@@ -200,7 +205,7 @@ def test_shuffled_windows_cover_all_of_them_once():
         ),
         (lambda: ArraySource(np.array([0, 2**40])), "numbers from 0 to 1099511627776 do not fit int32."),
         (lambda: ArraySource(np.zeros(0)), "A source needs at least one element, got none."),
-        (lambda: ArraySource(np.zeros(3), "sorted"), "ordering must be 'sequential' or 'shuffle', got 'sorted'."),
+        (lambda: ArraySource(np.zeros(3), "sorted"), 'ordering must be "sequential" or "shuffle", got \'sorted\'.'),
         (lambda: ArraySource(np.zeros(3), where=[True]), "one boolean for each of 3 records, got bool[1]."),
         (lambda: ArraySource(np.zeros(2), where=[False] * 2), "where= keeps none of the 2 records."),
         (lambda: ArraySource(np.zeros(3), weights=[1.0]), "one number for each of 3 records, got shape [1]."),

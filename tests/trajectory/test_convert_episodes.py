@@ -409,12 +409,12 @@ def test_a_table_for_other_machines_needs_no_cache_of_this_one(kind, rlds, tmp_p
     builder = open_episodes("arm", above, format=kind, cache_dir=tmp_path / "cache")
     built, _ = build_table(builder, {"train": builder.positions("all")}, None, (), 1)
     table = tables.save(built, str(tmp_path / "cache" / "table"))
-    expected = [decode_image(image) for image in table.image_columns[0].take(np.arange(14))]
-    sent = pickle.dumps(table.for_other_machines())
+    expected = [decode_image(image) for image in table._image_columns[0].take(np.arange(14))]
+    sent = pickle.dumps(table._for_other_machines())
     del builder, built, table
     shutil.rmtree(tmp_path / "cache")
     found = pickle.loads(sent)
-    images = [decode_image(image) for image in found.image_columns[0].take(np.arange(14))]
+    images = [decode_image(image) for image in found._image_columns[0].take(np.arange(14))]
     np.testing.assert_array_equal(images, expected)
     assert found.lengths.tolist() == list(LENGTHS) and found.columns["action"].take(np.arange(14)).shape == (14, 2)
 

@@ -256,7 +256,7 @@ def test_texts_of_any_kind_are_bytes_and_empty_ones_padding(kind):
 @given(lengths=lengths_of_episodes, window=st.integers(1, 5), horizon=st.integers(1, 8), seed=st.integers(0, 99))
 def test_no_window_crosses_an_episode_and_masks_are_true_where_data_are_real(lengths, window, horizon, seed):
     samples = samples_of(lengths, transforms=Transforms(Windows(window, horizon)))
-    ds = TrajectoryDataset.from_samples(samples).flatten().shuffle(seed=seed)
+    ds = TrajectoryDataset._from_samples(samples).flatten().shuffle(seed=seed)
     met = set()
     for sample in ds:
         observation, action = sample["observation"], sample["action"]
@@ -296,7 +296,7 @@ def test_actions_in_chunks_are_cut_to_the_horizon(lengths, chunk, horizon, windo
     if chunk > horizon:
         with pytest.raises(ValueError, match=f"The original cannot cut chunks of {chunk}"):
             apply_trajectory_transforms(ds, **asked, compat="crossformer")
-    samples = apply_trajectory_transforms(ds, **asked).samples
+    samples = apply_trajectory_transforms(ds, **asked)._samples
     for episode, length in enumerate(lengths):
         rows = samples.trajectory(episode)
         assert rows["action"].shape == (length, window, horizon, 2) == rows["action_pad_mask"].shape

@@ -68,10 +68,10 @@ class ArraySource(RecordSource):
             order = record_order.make_order(ordering, length)
         set_attributes(self, columns=columns, order=order)
 
-    def get_record_spec(self) -> Tree:
+    def _get_record_spec(self) -> Tree:
         return get_row_spec(self.columns)
 
-    def read_records(self, address: Address) -> Tree:
+    def _read_records(self, address: Address) -> Tree:
         return take_rows(self.columns, address.record)
 
 

@@ -194,9 +194,9 @@ class BufferedStream(Pytree):
         return ReplayBuffer(self.settings.capacity, self.settings.write_mode)
 
     def element_spec(self) -> Tree:
-        return self.get_specs()[0]
+        return self._get_specs()[0]
 
-    def get_specs(self) -> tuple[Tree, Any]:
+    def _get_specs(self) -> tuple[Tree, Any]:
         spec, size = (find_specs(self.inner)[0], jax.ShapeDtypeStruct((), bool)), self.settings.sample_size
         return spec if size == 1 else stack_spec(spec, size)
 

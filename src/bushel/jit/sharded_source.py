@@ -108,10 +108,10 @@ class ShardedSource(RecordSource):
             exchange=exchange,
         )
 
-    def get_record_spec(self) -> Tree:
+    def _get_record_spec(self) -> Tree:
         return get_row_spec(self.columns)
 
-    def read_records(self, address: Address) -> Tree:
+    def _read_records(self, address: Address) -> Tree:
         over = PartitionSpec(self.axis)
         if self.exchange:
             rows = take_rows(self.columns, address.record)

@@ -105,31 +105,31 @@ class TransformedSource(IndexedSource):
     def depth(self) -> int:
         return 1 + self.inner.depth
 
-    def get_specs(self) -> tuple[Tree, Any]:
-        value, mask = self.inner.get_specs()
+    def _get_specs(self) -> tuple[Tree, Any]:
+        value, mask = self.inner._get_specs()
         keys = (
             jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.shape)) if self.transform.random else None
         )
         return jax.eval_shape(self.transform.apply, value, mask, keys)
 
-    def count_record_epochs(self, count: int) -> int:
-        return self.inner.count_record_epochs(count)
+    def _count_record_epochs(self, count: int) -> int:
+        return self.inner._count_record_epochs(count)
 
-    def find_record_epoch(self, epoch: Any, position: Any) -> Any:
-        return self.inner.find_record_epoch(epoch, position)
+    def _find_record_epoch(self, epoch: Any, position: Any) -> Any:
+        return self.inner._find_record_epoch(epoch, position)
 
-    def compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
-        return self.inner.compute_tables(seed, epoch, count)
+    def _compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
+        return self.inner._compute_tables(seed, epoch, count)
 
-    def locate(self, seed: Any, tables: EpochTables, epoch: Any, position: Any) -> Address:
-        return self.inner.locate(seed, tables, epoch, position)
+    def _locate(self, seed: Any, tables: EpochTables, epoch: Any, position: Any) -> Address:
+        return self.inner._locate(seed, tables, epoch, position)
 
-    def read_element(self, address: Address) -> tuple[Tree, jax.Array]:
-        value, mask = self.inner.read_element(address)
+    def _read_element(self, address: Address) -> tuple[Tree, jax.Array]:
+        value, mask = self.inner._read_element(address)
         return self.transform.apply(value, mask, self._make_keys(address))
 
-    def read_elements(self, address: Address) -> tuple[Tree, jax.Array]:
-        value, mask = self.inner.read_elements(address)
+    def _read_elements(self, address: Address) -> tuple[Tree, jax.Array]:
+        value, mask = self.inner._read_elements(address)
         return jax.vmap(self.transform.apply)(value, mask, self._make_keys(address))
 
     def _make_keys(self, address: Address) -> jax.Array | None:
@@ -155,9 +155,9 @@ class TransformedStream(Pytree):
         return self.inner.steps_per_epoch
 
     def element_spec(self) -> Tree:
-        return self.get_specs()[0]
+        return self._get_specs()[0]
 
-    def get_specs(self) -> tuple[Tree, Any]:
+    def _get_specs(self) -> tuple[Tree, Any]:
         value, mask = find_specs(self.inner)
         keys = (
             jax.eval_shape(lambda: jax.random.split(jax.random.key(0), mask.shape)) if self.transform.random else None

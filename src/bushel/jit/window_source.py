@@ -93,12 +93,12 @@ class WindowSource(RecordSource):
             stride=stride,
         )
 
-    def get_record_spec(self) -> Tree:
+    def _get_record_spec(self) -> Tree:
         steps = stack_spec(get_row_spec(self.columns), self.window_length)
         mask = jax.ShapeDtypeStruct((self.window_length,), bool)
         return Window(steps, mask, jax.ShapeDtypeStruct((), jnp.int32))
 
-    def read_records(self, address: Address) -> Tree:
+    def _read_records(self, address: Address) -> Tree:
         episode = jnp.searchsorted(self.ends, address.record, side="right").astype(jnp.int32)
         before = jnp.where(episode > 0, self.ends[episode - 1], 0)
         start = self.first_row[episode] + (address.record - before) * self.stride

@@ -74,7 +74,7 @@ class SharedMemoryDataSource:
     def __repr__(self) -> str:
         return f"InMemoryDataSource(name={self._list.shm.name}, len={len(self)})"
 
-    def repr_in_grain(self) -> str:
+    def _repr_in_grain(self) -> str:
         """The repr of Grain's source of these values, which Grain's DataLoader compares in states."""
         if type(self).__repr__ is not SharedMemoryDataSource.__repr__:
             return repr(self)  # a subclass has a repr of its own, in Grain too

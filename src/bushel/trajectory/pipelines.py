@@ -181,7 +181,7 @@ def make_interleaved_dataset(
     flat = [part.repeat().flatten() for part in parts]
     mixed = TrajectoryDataset.sample_from_datasets(flat, weights).shuffle(shuffle_buffer_size, seed=seed)
     frames = {"seed": seed, "compat": compat, **(frame_transform_kwargs or {})}
-    mixed = apply_frame_transforms(mixed.with_threads(traj_transform_threads), **frames, train=train)
+    mixed = apply_frame_transforms(mixed._with_threads(traj_transform_threads), **frames, train=train)
     mixed.dataset_statistics = statistics
     return mixed if batch_size is None else mixed.batch(batch_size)
 
@@ -220,7 +220,7 @@ def unify_layouts(parts: Sequence[TrajectoryDataset]) -> list[TrajectoryDataset]
 
     Settings that cannot be unified raise ValueError, with the names of the data sets.
     """
-    known = [part.samples for part in parts if part.samples is not None]
+    known = [part._samples for part in parts if part._samples is not None]
     if len(known) == 1:
         return list(parts)
     for setting, read in _SHAPING.items():
@@ -241,7 +241,7 @@ def unify_layouts(parts: Sequence[TrajectoryDataset]) -> list[TrajectoryDataset]
         _check_equal("max_action_dim", filled)
     if len({*widths, width}) == 1:
         width = None  # all actions have this width already
-    return [part.with_samples(_fill_up(samples, observed, has_language, width)) for part, samples in zip(parts, known)]
+    return [part._with_samples(_fill_up(samples, observed, has_language, width)) for part, samples in zip(parts, known)]
 
 
 def _get_transforms(samples: Samples) -> Transforms:

@@ -368,7 +368,7 @@ def _run(
 ) -> None:
     jobs, done = [], 0
     if cluster is not None:
-        table = table.for_other_machines()
+        table = table._for_other_machines()
     for shard in planned:
         if folder.exists(_name_facts(shard)):
             done += int(table.lengths[shard.low : shard.high].sum())
