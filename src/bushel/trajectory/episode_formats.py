@@ -21,7 +21,7 @@ _OPENERS = {
     "npz": "bushel.trajectory.array_episodes.npz:open_npz",
     "lerobot": "bushel.trajectory.lerobot.builder:open_lerobot",
 }
-"""Functions of (name, data_dir, storage_options) and options of the format. They are imported when one is needed."""
+"""Functions of (name, data_dir, storage_options=) and options of the format. They are imported when one is needed."""
 
 EpisodeFormat = Literal["rlds", "robomimic", "aloha", "npz", "lerobot"]
 FORMATS: tuple[EpisodeFormat, ...] = get_args(EpisodeFormat)
@@ -64,7 +64,7 @@ def open_episodes(
     refuse_unknown(given, known, f"Data set {name!r}: the format {format!r}", "option")
     if "cache_dir" in known:
         given = {"cache_dir": cache_dir, **given}
-    return opener(name, data_dir, storage_options, **given)
+    return opener(name, data_dir, storage_options=storage_options, **given)
 
 
 _COMMON = ("name", "data_dir", "storage_options")

@@ -48,7 +48,7 @@ class RLDSBuilder(EpisodeBuilder):
     FileNotFoundError: There is no prepared data set 'bridge': nowhere/bridge holds no dataset_info.json.
     """
 
-    def __init__(self, name: str, data_dir: Path, storage_options: Options | None = None):
+    def __init__(self, name: str, data_dir: Path, *, storage_options: Options | None = None):
         self.folder = find_folder(name, data_dir, storage_options)
         info = read_json(f"{self.folder}/dataset_info.json", storage_options)
         self.info: dict[str, Any] = info.value
