@@ -71,6 +71,7 @@ if _typing.TYPE_CHECKING:
     from bushel.display.shown import ShownElement
     from bushel.elastic import ElasticIterator
     from bushel.engine import Report
+    from bushel.engine.figures import Pool, Skip, Stage, Transfer
     from bushel.graph.columns import Column
     from bushel.graph.origins import ElementOrigin, SourceRecord
     from bushel.graph.show import Description
@@ -80,7 +81,7 @@ if _typing.TYPE_CHECKING:
     from bushel.samplers import IndexSampler, Sampler, SequentialSampler
     from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
     from bushel.sources import RandomAccessDataSource
-    from bushel.state.explanation import IdentityExplanation, explain_identity
+    from bushel.state.explanation import IdentityExplanation, IdentityPart, explain_identity
     from bushel.view import view as view
 
 __version__ = "0.1.0"
@@ -102,6 +103,7 @@ __all__ = [
     "ElasticIterator",
     "ElementOrigin",
     "IdentityExplanation",
+    "IdentityPart",
     "IndexSampler",
     "IterDataset",
     "MapDataset",
@@ -112,6 +114,7 @@ __all__ = [
     "OtherFile",
     "PackedMapDataset",
     "PipelineNotSent",
+    "Pool",
     "PositionOutOfRange",
     "RandomAccessDataSource",
     "RandomMapTransform",
@@ -127,11 +130,14 @@ __all__ = [
     "ShardByJaxProcess",
     "ShardOptions",
     "ShownElement",
+    "Skip",
     "SourceRecord",
+    "Stage",
     "StateMismatch",
     "StoppedByUser",
     "TooLarge",
     "TooManySkipped",
+    "Transfer",
     "Transformation",
     "UnknownFormat",
     "WorkerDied",
@@ -161,6 +167,11 @@ _EXTRAS = ("device", "device_put", "jit", "prometheus", "ray", "trajectory", "vi
 """Modules that need an extra, such as JAX. They are not in `__all__`, so that `from bushel import *` needs none."""
 
 _ELSEWHERE = {
+    "IdentityPart": "state.explanation",
+    "Transfer": "engine.figures",
+    "Stage": "engine.figures",
+    "Skip": "engine.figures",
+    "Pool": "engine.figures",
     "Batch": "base.transforms",
     "BushelDeprecationWarning": "base.errors",
     "BushelError": "base.errors",

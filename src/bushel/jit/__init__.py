@@ -17,7 +17,7 @@ except ImportError as error:
 
 from bushel.jit import cereal, datasets
 from bushel.jit.array_source import ArraySource, mix
-from bushel.jit.chunk_loader import ChunkLoader
+from bushel.jit.chunk_loader import Chunk, ChunkLoader
 from bushel.jit.common_transforms import (
     BatchTransform,
     FlattenImageTransform,
@@ -29,8 +29,8 @@ from bushel.jit.common_transforms import (
     TimeSeriesBatchTransform,
     masked_mean,
 )
-from bushel.jit.compiled_loader import DataLoader, LoaderState
-from bushel.jit.gymnax_source import GymnaxSource
+from bushel.jit.compiled_loader import DataLoader, LoaderIterator, LoaderState
+from bushel.jit.gymnax_source import GymnaxSource, GymnaxSourceState
 from bushel.jit.host_callbacks import DiskSource, HostCallbackTransform
 from bushel.jit.image_augmentation import (
     ColorJitterTransform,
@@ -40,17 +40,18 @@ from bushel.jit.image_augmentation import (
     RandomCropTransform,
     RandomFlipTransform,
 )
-from bushel.jit.prioritised_buffer import PrioritisedBuffer
-from bushel.jit.replay_buffer import BufferTransform, ReplayBuffer
+from bushel.jit.prioritised_buffer import PrioritisedBuffer, PriorityState
+from bushel.jit.replay_buffer import BufferTransform, ReplayBuffer, ReplayState
 from bushel.jit.sharded_source import ShardedSource
-from bushel.jit.source import Source
-from bushel.jit.trajectory_buffer import TrajectoryBuffer, n_step_return
+from bushel.jit.source import IndexedState, Source
+from bushel.jit.trajectory_buffer import TrajectoryBuffer, TrajectoryState, n_step_return
 from bushel.jit.window_source import Window, WindowSource
 
 __all__ = [
     "ArraySource",
     "BatchTransform",
     "BufferTransform",
+    "Chunk",
     "ChunkLoader",
     "ColorJitterTransform",
     "CutMixTransform",
@@ -60,21 +61,27 @@ __all__ = [
     "FlattenImageTransform",
     "FlattenTransform",
     "GymnaxSource",
+    "GymnaxSourceState",
     "HostCallbackTransform",
+    "IndexedState",
+    "LoaderIterator",
     "LoaderState",
     "MapTransform",
     "MixupTransform",
     "NormalizeImageTransform",
     "PrioritisedBuffer",
+    "PriorityState",
     "RandomCropTransform",
     "RandomFlipTransform",
     "RandomMapTransform",
     "RenameTransform",
     "ReplayBuffer",
+    "ReplayState",
     "ShardedSource",
     "Source",
     "TimeSeriesBatchTransform",
     "TrajectoryBuffer",
+    "TrajectoryState",
     "Window",
     "WindowSource",
     "cereal",

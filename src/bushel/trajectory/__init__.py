@@ -31,7 +31,14 @@ if TYPE_CHECKING:
     from bushel.trajectory.episodes import Episodes
     from bushel.trajectory.frame_windows import Windows
     from bushel.trajectory.lerobot import LeRobotSource
-    from bushel.trajectory.loader import TrajectoryLoader, build_dataset_from_config, get_dataloader, get_dataset
+    from bushel.trajectory.lerobot.dataset_folder import Feature
+    from bushel.trajectory.loader import (
+        LoaderIterator,
+        TrajectoryLoader,
+        build_dataset_from_config,
+        get_dataloader,
+        get_dataset,
+    )
     from bushel.trajectory.mixture_config import DatasetConfig, MixtureConfig
     from bushel.trajectory.module_spec import ModuleSpec
     from bushel.trajectory.normalization import (
@@ -70,7 +77,8 @@ _MODULES = {
     "episodes": "Episodes",
     "frame_windows": "Windows",
     "lerobot": "LeRobotSource",
-    "loader": "TrajectoryLoader build_dataset_from_config get_dataloader get_dataset",
+    "lerobot.dataset_folder": "Feature",
+    "loader": "LoaderIterator TrajectoryLoader build_dataset_from_config get_dataloader get_dataset",
     "mixture_config": "DatasetConfig MixtureConfig",
     "module_spec": "ModuleSpec",
     "normalization": "NormalizationType normalize unnormalize "
@@ -93,8 +101,10 @@ __all__ = [
     "DatasetConfig",
     "EpisodeBuilder",
     "Episodes",
+    "Feature",
     "HFTokenizer",
     "LeRobotSource",
+    "LoaderIterator",
     "MixtureConfig",
     "ModuleSpec",
     "NormalizationType",

@@ -17,7 +17,7 @@ from bushel.sources.tfds import FORMATS
 from bushel.sources.tfds_json import read_json, shard_lengths, shard_names, split_entries
 from bushel.trajectory.data_utils import nest_leaves
 from bushel.trajectory.encoded_images import Encoded, RecordParts
-from bushel.trajectory.episode_builder import EpisodeBuilder
+from bushel.trajectory.episode_builder import EpisodeBuilder, EpisodeSource
 from bushel.trajectory.numpy_or_jax import to_objects
 from bushel.trajectory.rlds.dataset_folder import find_folder
 from bushel.trajectory.rlds.episode_index import EpisodeIndex, count_stored_steps, index_episodes
@@ -67,7 +67,7 @@ class RLDSBuilder(EpisodeBuilder):
             read_json(f"{self.folder}/features.json", storage_options), f"{self.name} in {redact.show(self.folder)}"
         )
 
-    def episodes(self, split: str = "all", *, images: Images = "lazy", unpack: bool = False) -> RLDSEpisodes:
+    def episodes(self, split: str = "all", *, images: Images = "lazy", unpack: bool = False) -> EpisodeSource:
         """The episodes of a split, in the order of the files; see `RLDSEpisodes`.
 
         Args:
