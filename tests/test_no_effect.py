@@ -63,7 +63,7 @@ RAISES: dict[str, tuple[Call, str]] = {
     ),
     "two numbers of workers": (lambda: stream().mp_prefetch(2, num_workers=3), "num_workers"),
     "a range and a number of actors": (lambda: bushel.RayOptions(2, min_workers=1), "min_workers"),
-    "view without a checkpoint": (lambda: bushel.view.view(ds, training_step=4), "step"),
+    "view without a checkpoint": (lambda: bushel.view(ds, training_step=4), "step"),
     "a file without splits": (lambda: bushel.sources.open("a.npy", split="train"), "split"),
     "a file without columns": (lambda: bushel.sources.open("a.npy", columns=["x"]), "columns"),
     "drawn at random, in order": (

@@ -418,7 +418,12 @@ def test_keys_are_dicts(made, keys):
 def test_options_of_the_store_reach_it(made, monkeypatch):
     asked = []
     builder = reader.RLDSBuilder
-    monkeypatch.setattr(reader, "RLDSBuilder", lambda *args: asked.append(args[2]) or builder(*args))
+
+    def open_builder(*args, storage_options):
+        asked.append(storage_options)
+        return builder(*args, storage_options=storage_options)
+
+    monkeypatch.setattr(reader, "RLDSBuilder", open_builder)
     made(storage_options={"anon": True})
     assert asked == [{"anon": True}]
 
