@@ -8,7 +8,7 @@ LEROBOT_VENV := .venv-lerobot
 CORE_VENV := .venv-core
 OLDEST_VENV := .venv-oldest
 NEWEST_VENV := .venv-newest
-NEWEST_PYTHON ?= $(shell $(PYTHON) tests/newest.py --python)
+NEWEST_PYTHON ?= $(shell $(PYTHON) tests/tools/newest.py --python)
 RELEASE_VENV := .venv-release
 RELEASE_OPTIONS ?=
 OLDEST_JIT := $(addprefix tests/jit/test_,cereal.py classes.py compiled.py datasets.py host.py mesh.py order.py sources.py transforms.py)
@@ -38,22 +38,23 @@ test: lint $(SERVERS_VENV)/.installed
 serial-tests:
 	$(VENV)/bin/python -m pytest -m "not slow and serial" $(SERIAL_FILES)
 
-# Exit code 1 of pytest: tests have failed. If they are few, they run again alone: see tests/once_more.py.
+# Exit code 1 of pytest: tests have failed. If they are few, they run again alone, so that the output says whether they
+# fail there, too. The run has failed in any case.
 parallel-tests:
 	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial" || \
-		{ [ $$? -eq 1 ] && $(VENV)/bin/python tests/once_more.py; }
+		{ [ $$? -eq 1 ] && $(VENV)/bin/python tests/tools/diagnose_failures.py; exit 1; }
 
 # The tests of what has changed since branch `main`, and pyright on the changed files and on those that import them.
 quick: lint $(SERVERS_VENV)/.installed
 	$(MAKE) --jobs=2 quick-types quick-tests
 
 quick-types:
-	@files=$$($(VENV)/bin/python tests/changed.py --types) && if [ -n "$$files" ]; \
+	@files=$$($(VENV)/bin/python tests/tools/changed.py --types) && if [ -n "$$files" ]; \
 	then set -x; $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python $$files; else echo "No Python file has changed."; fi
 
 # Exit code 5 of pytest: all tests there are marked `slow`.
 quick-tests:
-	@tests=$$($(VENV)/bin/python tests/changed.py) && if [ -n "$$tests" ]; \
+	@tests=$$($(VENV)/bin/python tests/tools/changed.py) && if [ -n "$$tests" ]; \
 	then set -x; $(VENV)/bin/python -m pytest $(PARALLEL) $$tests || [ $$? -eq 5 ]; else echo "No test belongs to what has changed."; fi
 
 test-all: lint $(SERVERS_VENV)/.installed test-libraries
@@ -88,14 +89,14 @@ test-newest: $(SERVERS_VENV)/.installed
 	$(NEWEST_PYTHON) -m venv $(NEWEST_VENV)
 	$(NEWEST_VENV)/bin/python $(PIP_INSTALL) --upgrade pip
 	$(NEWEST_VENV)/bin/python $(PIP_INSTALL) --upgrade --upgrade-strategy eager -e '.[test]'
-	$(NEWEST_VENV)/bin/python $(PIP_INSTALL) --upgrade $$($(PYTHON) tests/newest.py)
-	$(NEWEST_VENV)/bin/python tests/newest.py --versions
+	$(NEWEST_VENV)/bin/python $(PIP_INSTALL) --upgrade $$($(PYTHON) tests/tools/newest.py)
+	$(NEWEST_VENV)/bin/python tests/tools/newest.py --versions
 	$(NEWEST_VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial" || \
-		{ [ $$? -eq 1 ] && $(NEWEST_VENV)/bin/python tests/once_more.py; }
+		{ [ $$? -eq 1 ] && $(NEWEST_VENV)/bin/python tests/tools/diagnose_failures.py; exit 1; }
 
-# Wheel and sdist as a stranger gets them: see tests/release_check.py.
+# Wheel and sdist as a stranger gets them: see tests/tools/release_check.py.
 release-check: $(RELEASE_VENV)/.installed
-	$(RELEASE_VENV)/bin/python tests/release_check.py $(RELEASE_OPTIONS)
+	$(RELEASE_VENV)/bin/python tests/tools/release_check.py $(RELEASE_OPTIONS)
 
 lint: $(VENV)/.test-installed
 	$(VENV)/bin/ruff check .

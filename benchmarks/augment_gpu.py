@@ -11,8 +11,7 @@ import time
 import jax
 import numpy as np
 
-from bushel.trajectory.augmentations import augment_image, draw_parameters
-from bushel.trajectory.device_augmentations import augment_images
+from bushel._src.trajectory.augmentations import augment_image, augment_images, draw_parameters
 
 ARGUMENTS = {
     "random_resized_crop": {"scale": [0.8, 1.0], "ratio": [0.9, 1.1]},

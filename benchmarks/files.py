@@ -24,7 +24,8 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 import bushel
 from benchmarks.libraries import BUSHEL, GRAIN, exhaust, read_inline
 from benchmarks.measure import Contender, Row, Settings, Timing, compare, require_same_elements, rows
-from bushel.sources import ArrayRecordDataSource, BagzDataSource, FixedRecords, file_access
+from bushel._src.sources import file_access
+from bushel.sources import ArrayRecordDataSource, BagzDataSource, FixedRecords
 
 WITHIN = 1 / 1.15
 """As fast as the bare library, but for 15 %."""

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.jpeg import Photos
-from bushel.trajectory.augmentations import augment_image
-from bushel.trajectory.pixels import decode_image, resize_image
+from bushel._src.trajectory.augmentations import augment_image
+from bushel._src.trajectory.pixels import decode_image, resize_image
 
 SIZE = (224, 224)
 ORDER = ["random_resized_crop", "random_brightness", "random_contrast", "random_saturation", "random_hue"]

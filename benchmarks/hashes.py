@@ -20,8 +20,9 @@ import simplejpeg
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import bushel
-from bushel.base.install import install_command
-from bushel.sources import ArrayRecordDataSource, FixedRecords, decode_image, highway_hash
+from bushel._src.base.late_imports import install_command
+from bushel._src.sources import checksums
+from bushel.sources import ArrayRecordDataSource, FixedRecords, decode_image
 
 BLOCK = 64
 WAYS = ("off", "first", "again", "every")
@@ -158,7 +159,7 @@ def drop_from_memory(path: Path) -> None:
 
 def describe_hash() -> str:
     """How fast the hash function itself is."""
-    hash_all = highway_hash.find_c_function()
+    hash_all = checksums.find_c_function()
     assert hash_all is not None
     lines = []
     for size in (32, 1024, 102_400):
@@ -181,7 +182,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--only", nargs="+", default=[], help="parts of the names of works")
     options = parser.parse_args()
-    if highway_hash.find_c_function() is None:
+    if checksums.find_c_function() is None:
         raise SystemExit(f"This benchmark needs the C function: {install_command('highway')}.")
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()}\n{describe_hash()}\n")
     print("| work | off | default, first pass | default, later passes | `verify=True` |")

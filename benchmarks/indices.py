@@ -13,8 +13,8 @@ from grain._src.python.dataset.transformations.mix import SelectionWithProportio
 
 from benchmarks.libraries import BUSHEL, GRAIN, exhaust, forget_epoch_tables, read_inline
 from benchmarks.measure import Contender, Row, Settings, compare, require_same, require_same_elements
-from bushel.index.mix import integer_weights, mixed
-from bushel.index.shuffle import SMALL, epoch_table, shuffle
+from bushel._src.index.mix import integer_weights, mixed
+from bushel._src.index.shuffle import SMALL, epoch_table, shuffle
 
 BLOCK = 8192
 LENGTHS = {

@@ -30,7 +30,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bushel.index import seeds, shuffle
+from bushel._src.base import rng
+from bushel._src.index import shuffle
 from bushel.jit import ArraySource, BatchTransform, DataLoader
 
 CASES = [(60_000, 784), (60_000, 64), (60_000, 16), (20_000, 64), (1_000_000, 64)]
@@ -60,7 +61,7 @@ def measure(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[str, 
 def compare(length: int, row_bytes: int, size: int, rounds: int) -> list[str]:
     """Two lines of the table: one call per step, and one scan."""
     rows = np.random.default_rng(SEED).integers(0, 256, (length, row_bytes), np.uint8)
-    permutation = shuffle.permute(np.arange(length), length=length, seed=seeds.derive([(SEED, 1)]))
+    permutation = shuffle.permute(np.arange(length), length=length, seed=rng.derive([(SEED, 1)]))
     data, order, blank = jnp.asarray(rows), jnp.asarray(permutation.astype(np.int32)), jnp.zeros_like(rows[:size])
     loader = DataLoader([ArraySource(data), BatchTransform(size, remainder="drop")])
     start, steps = loader.init_state(SEED), loader.steps_per_epoch

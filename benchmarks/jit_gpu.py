@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bushel.index import shuffle
+from bushel._src.index import shuffle
 from bushel.jit import ArraySource, BatchTransform, DataLoader
 
 

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 import bushel
-from bushel.sources.optional_packages import import_package
-from bushel.trajectory.conversion import convert_episodes
-from bushel.trajectory.lerobot import LeRobotSource
-from bushel.trajectory.video.packet_table import PacketTable
+from bushel._src.base.late_imports import import_package
+from bushel._src.trajectory.episode_conversion import convert_episodes
+from bushel._src.trajectory.lerobot.reader import LeRobotSource
+from bushel._src.trajectory.video_packets import PacketTable
 
 EPISODES, LENGTH, FPS, SIZE = 6, 120, 30, (240, 320)
 WINDOW, BATCH, BATCHES, WARM = 8, 16, 8, 2
@@ -41,7 +41,7 @@ TARGETS = {"h264": (4.5, 4.0), "av1": (2.2, 2.0)}
 FLOOR = 1.3
 
 
-def write_data(folder: Path, codec: str, episodes: int = EPISODES) -> Path:
+def write_data(folder: Path, codec: Any, episodes: int = EPISODES) -> Path:
     """A LeRobot v3 data set: shapes that move over a texture, with noise."""
     rng = np.random.default_rng(0)
     texture = rng.integers(40, 200, (SIZE[0] // 8, SIZE[1] // 8, 3)).repeat(8, 0).repeat(8, 1)
@@ -301,7 +301,8 @@ def main() -> None:
         if large > small + 64:
             missed.append(f"memory grows with the number of episodes: {small:.0f} to {large:.0f} MiB")
     packages = ["numpy", "av", *(["lerobot", "torch", "torchcodec"] if has_lerobot else [])]
-    about = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, "
+    about = f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} CPUs, "
+    about += f"Python {platform.python_version()}, "
     about += ", ".join(f"{package} {version(package)}" for package in packages)
     text = "\n".join(["# LeRobot windows", "", str(__doc__).partition("\n\n")[2].strip(), "", about, "", *lines, ""])
     print(text)

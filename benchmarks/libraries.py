@@ -14,7 +14,7 @@ from typing import Any
 import grain
 
 import bushel
-from bushel.index.shuffle import forget_tables
+from bushel._src.index.shuffle import forget_tables
 
 GRAIN: ModuleType = grain
 BUSHEL: ModuleType = bushel

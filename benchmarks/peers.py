@@ -234,6 +234,8 @@ def report(works: list[str], packages: list[str], repetitions: int, quick: bool,
     versions = [f"{label} {find_version(LIBRARIES[label][0])}" for label in labels]
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     head = [
+        "# Six works on seven libraries",
+        "",
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {platform.machine()}, {os.cpu_count()} cores (load {load}), "
         f"Python {platform.python_version()}, {time.perf_counter() - start:.0f} s; {', '.join(versions)}.",
         "",

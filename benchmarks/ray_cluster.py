@@ -33,10 +33,10 @@ import numpy as np
 import ray
 
 import bushel
-from bushel.engine.actors.executor import Actors
-from bushel.engine.processes.executor import Processes
-from bushel.engine.program import Program
-from bushel.engine.tasks import Executor, Ledger, Task
+from bushel._src.engine.actors.executor import Actors
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.program import Program
+from bushel._src.engine.tasks import Executor, Ledger, Task
 
 RESULTS = Path(__file__).parent / "results" / "ray.md"
 ENDLESS = 1 << 40

@@ -83,9 +83,10 @@ def measure(function: Callable[[], Any]) -> tuple[Cost, Any]:
     return Cost(time.process_time() - begun, 1024 * grown), value
 
 
-def measure_statistics(kind: str, folder: str, frames: int) -> tuple[Cost, float]:
+def measure_statistics(kind: Any, folder: str, frames: int) -> tuple[Cost, float]:
     """What the table and the statistics cost, from files that were not read before; and CPU seconds the next time."""
-    from bushel.trajectory import make_dataset_from_rlds, pixels, single_pass
+    from bushel._src.trajectory import pixels, single_pass
+    from bushel.trajectory import make_dataset_from_rlds
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("an image was decoded")
@@ -104,7 +105,7 @@ def measure_statistics(kind: str, folder: str, frames: int) -> tuple[Cost, float
     return first, again.cpu_s
 
 
-def measure_floor(kind: str, folder: str, frames: int) -> Cost:
+def measure_floor(kind: Any, folder: str, frames: int) -> Cost:
     """The least work, by hand: the numbers of each episode from its file, then NumPy's statistics of all of them.
 
     For RLDS it is what parses the records: there is no other library without TensorFlow. For HDF5 it is h5py, for
@@ -113,8 +114,8 @@ def measure_floor(kind: str, folder: str, frames: int) -> Cost:
 
     def read() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if kind == "rlds":
+            from bushel._src.sources.protocol_buffers import locate_example
             from bushel.sources import TFRecordDataSource
-            from bushel.sources.tf_example import locate_example
 
             for record in TFRecordDataSource(sorted(map(str, Path(folder).glob("robot/*/*.tfrecord*")))):
                 features = locate_example(record)
@@ -142,11 +143,11 @@ def measure_floor(kind: str, folder: str, frames: int) -> Cost:
     return measure(compute)[0]
 
 
-def measure_frames(kind: str, folder: str, count: int) -> tuple[float, float]:
+def measure_frames(kind: Any, folder: str, count: int) -> tuple[float, float]:
     """CPU seconds for a frame of whole episodes in order, and for a frame at random, read and decoded."""
+    from bushel._src.trajectory.encoded_images import read_all
+    from bushel._src.trajectory.episode_builder import open_episodes
     from bushel.trajectory import decode_image
-    from bushel.trajectory.encoded_images import read_all
-    from bushel.trajectory.episode_formats import open_episodes
 
     source: Any = open_episodes("robot", folder, format=kind).episodes()
     if kind == "rlds":

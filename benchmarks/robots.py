@@ -67,7 +67,7 @@ def episodes(count: int, pixels: int, quality: int) -> Iterator[dict[str, Any]]:
 
 def pipeline(folder: str, size: int, window: int, augment: bool) -> Any:
     """The pipeline of the original, under its own names."""
-    from bushel.trajectory.pipelines import make_interleaved_dataset
+    from bushel._src.trajectory.trajectory_loader import make_interleaved_dataset
 
     operations = {
         "random_resized_crop": {"scale": [0.8, 1.0], "ratio": [0.9, 1.1]},
@@ -189,6 +189,14 @@ def _compare_outputs(case: str, *paths: str) -> str:
     return f"{count} of {apart.size:,}"
 
 
+HEAD = """\
+# Robot data as CrossFormer trains on it
+
+{date}, `python -m benchmarks.robots --save robots`. "Next" is the time until a batch comes.
+
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.robots", description=__doc__)
     parser.add_argument("--base", type=Path, help="the folder of another checkout of Bushel, to compare with")
@@ -201,7 +209,7 @@ def main() -> None:
         print(json.dumps(_run_one(*options.one)))
         return
     from benchmarks.libraries import machine
-    from bushel.trajectory.rlds.writer import write_rlds
+    from bushel._src.trajectory.rlds.writer import write_rlds
 
     where, lines = machine(), []
     with tempfile.TemporaryDirectory() as folder:
@@ -218,7 +226,7 @@ def main() -> None:
     text = "\n".join([", ".join(f"{name} {value}" for name, value in where.items()), "", *lines])
     print(text)
     if options.save:
-        (RESULTS / f"{options.save}.md").write_text(text + "\n")
+        (RESULTS / f"{options.save}.md").write_text(f"{HEAD.format(date=time.strftime('%Y-%m-%d'))}{text}\n")
 
 
 def _speed(folder: str, repetitions: int) -> list[str]:

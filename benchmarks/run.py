@@ -193,6 +193,18 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+HEAD = """\
+# Bushel beside Grain
+
+{date}, `make bench`.
+
+A ratio above 1 means that Bushel is faster; a row named "floor" or "plain loop" shows what is left to gain. Only rows
+with a target are claims. [The README of the benchmarks](../README.md#reading-the-table) says what each workload does,
+and what is not the same on both sides.
+
+"""
+
+
 def _save(name: str, text: str, rows: list[Row], settings: Settings, where: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     found = {
@@ -201,7 +213,7 @@ def _save(name: str, text: str, rows: list[Row], settings: Settings, where: dict
         "rows": [{**dataclasses.asdict(row), "met": row.met} for row in rows],
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    (RESULTS / f"{name}.md").write_text(text + "\n")
+    (RESULTS / f"{name}.md").write_text(f"{HEAD.format(date=time.strftime('%Y-%m-%d'))}{text}\n")
 
 
 def _options(names: list[str]) -> argparse.Namespace:

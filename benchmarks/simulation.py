@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import bushel
+from bushel._src.index import epochs
 from bushel.experimental import ElasticIterator
-from bushel.index import epochs
 from bushel.sharding import ShardOptions
 
 RESULTS = Path(__file__).parent / "results" / "simulation.md"

@@ -36,7 +36,8 @@ import numpy as np
 
 import bushel
 from benchmarks.libraries import machine
-from bushel.sources import BagzDataSource, file_access, object_stores
+from bushel._src.sources import file_access, object_stores
+from bushel.sources import BagzDataSource
 
 WORKS = {1024: 4096, 32 * 1024: 2048, 256 * 1024: 2048, 2**20: 768}
 """Bytes of a record: how many records are read."""

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bushel
-from bushel.engine.processes.supervisor import SUPERVISORS
+from bushel._src.engine.processes.executor import SUPERVISORS
 
 os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the programs that this one starts use the same GPU
 

@@ -87,9 +87,9 @@ def opaque_stream(library: ModuleType, robots: Sequence[Robot]) -> Any:
 
 def table_stream(robots: Sequence[Robot]) -> Any:
     """The same batches from tables of episodes, which the library knows."""
-    from bushel.trajectory.dataset import TrajectoryDataset
-    from bushel.trajectory.dataset_transforms import apply_trajectory_transforms
-    from bushel.trajectory.episodes import Episodes
+    from bushel._src.trajectory.dataset_transforms import apply_trajectory_transforms
+    from bushel._src.trajectory.episodes import Episodes
+    from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
 
     def known(robot: Robot) -> TrajectoryDataset:
         """The library knows episodes: a table."""

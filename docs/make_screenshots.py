@@ -23,9 +23,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from bushel import MapDataset, MultiprocessingOptions, serve_report
-from bushel.view.attachment import Attachment
-from bushel.view.handle import View
-from bushel.view.session import Session
+from bushel._src.view.attachment import Attachment
+from bushel._src.view.session import Session
+from bushel._src.view.show_page import View
 
 IMAGES = Path(__file__).parent / "images"
 LARGEST = 150_000

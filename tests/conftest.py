@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import tracemalloc  # noqa: F401  # pytest imports it while it handles a warning, and a second warning then fails
 from collections.abc import Iterator
 
 import pytest
@@ -70,18 +71,23 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-JOBS = ("bushel.ray.", "bushel.sources.conversion.", "bushel.sources.output_folders.", "bushel.trajectory.conversion.")
+JOBS = (
+    "bushel.ray.",
+    "bushel._src.sources.conversion.",
+    "bushel._src.sources.folders.",
+    "bushel._src.trajectory.episode_conversion.",
+)
 """Modules whose objects are in pipelines that live as long as one conversion on a cluster. No state is kept of them."""
 
 
 @pytest.fixture(autouse=True)
 def constants_for_digests() -> Iterator[None]:
     """Refuse a test in which a private name of ours has reached a digest: `in_states` gives the class a constant."""
-    state_names = sys.modules.get("bushel.base.state_names")
+    state_names = sys.modules.get("bushel._src.base.state_names")
     if state_names is not None:
         state_names.unnamed.clear()
     yield
-    state_names = sys.modules.get("bushel.base.state_names")
+    state_names = sys.modules.get("bushel._src.base.state_names")
     names = set() if state_names is None else state_names.unnamed
     private = {name for name in names if not is_exported(name) and not name.startswith(JOBS)}
     assert not private, f"These names of ours reach a digest without a constant: {sorted(private)}."

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from changed import ENGINE_TESTS, LIBRARY, ROOT, changed_files, find_files_to_type_check, find_tests
+from tools.changed import ENGINE_TESTS, LIBRARY, ROOT, changed_files, find_files_to_type_check, find_tests
 
 MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / LIBRARY).rglob("*.py"))
 
@@ -14,18 +14,24 @@ MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / LIBRARY).rglob(
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ("src/bushel/iterator.py", ["tests/test_iterator.py", "tests/test_layers.py"]),
-        ("src/bushel/state/envelope.py", ["tests/state", "tests/test_layers.py"]),
-        ("src/bushel/base/redact.py", ["tests/base", "tests/test_layers.py", "tests/test_redact.py"]),
-        ("src/bushel/engine/tally.py", ["tests/engine", "tests/test_layers.py"]),
+        ("src/bushel/_src/datasets/iterator.py", ["tests/test_iterator.py", "tests/test_layers.py"]),
+        ("src/bushel/_src/state/state_forms.py", ["tests/state", "tests/test_layers.py"]),
+        ("src/bushel/_src/base/redact.py", ["tests/base", "tests/test_layers.py", "tests/test_redact.py"]),
+        ("src/bushel/_src/engine/measurements.py", ["tests/engine", "tests/test_layers.py"]),
         ("tests/graph/test_pack.py", ["tests/graph/test_pack.py"]),
-        ("tests/changed.py", ["tests/test_changed.py"]),
+        ("tests/tools/changed.py", ["tests/test_changed.py"]),
         ("tests/trajectory/golden/README.md", ["tests/trajectory"]),
         ("examples/digits.py", ["tests/test_examples.py"]),
         ("docs/workers.md", ["tests/test_docs.py", "tests/test_site.py"]),
         ("docs/_ext/public_names.py", ["tests/test_docs.py", "tests/test_site.py"]),
+        (
+            "docs/design/layers.md",
+            ["tests/test_design_tables.py", "tests/test_docs.py", "tests/test_layers.py", "tests/test_site.py"],
+        ),
+        ("benchmarks/run.py", ["tests/test_benchmarks.py"]),
+        ("benchmarks/results/all.md", ["tests/test_docs.py"]),
         ("CONTRIBUTING.md", ["tests/test_docs.py"]),
-        ("src/bushel/index/deleted.py", ["tests/index", "tests/test_layers.py"]),
+        ("src/bushel/_src/index/deleted.py", ["tests/index", "tests/test_layers.py"]),
         ("tests/test_deleted.py", []),
         ("LICENSE", []),
     ],
@@ -39,13 +45,18 @@ def test_every_module_has_tests_beyond_the_layers():
 
 
 def test_a_helper_has_the_tests_that_import_it():
-    tests = find_tests(["tests/recipes.py"])
+    tests = find_tests(["tests/helpers/recipes.py"])
     assert "tests/test_equal_to_grain.py" in tests and "tests/test_layers.py" not in tests
-    assert "tests/jit/test_mesh.py" in find_tests(["tests/jit/mesh_cases.py"])  # it runs this file as a program
+    assert "tests/jit/test_mesh.py" in find_tests(["tests/programs/mesh_cases.py"])  # it runs this file as a program
+    assert "tests/sources/test_fuzz.py" in find_tests(["tests/helpers/record_formats.py"])  # by way of two others
+    assert "tests/view" in find_tests(["tests/helpers/browser.py"])  # by way of its conftest.py
 
 
 def test_a_file_in_a_listed_folder_is_not_listed_again():
-    assert find_tests(["src/bushel/index/mix.py", "tests/index/test_mix.py"]) == ["tests/index", "tests/test_layers.py"]
+    assert find_tests(["src/bushel/_src/index/mix.py", "tests/index/test_mix.py"]) == [
+        "tests/index",
+        "tests/test_layers.py",
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(ENGINE_TESTS))
@@ -62,13 +73,17 @@ def test_the_table_of_the_engine_names_modules_and_tests(name):
     ("changed", "among", "not_among"),
     [
         (
-            "src/bushel/engine/pool/wire.py",
-            ["src/bushel/engine/processes/worker.py", "tests/engine/test_wire.py"],
-            ["tests/recipes.py"],
+            "src/bushel/_src/engine/pool/wire.py",
+            ["src/bushel/_src/engine/processes/worker.py", "tests/engine/test_wire.py"],
+            ["tests/helpers/recipes.py"],
         ),
         ("src/bushel/engine/deleted.py", [], ["src/bushel/engine/deleted.py"]),
-        ("src/bushel/base/__init__.py", ["src/bushel/base/__init__.py"], []),
-        ("tests/recipes.py", ["tests/recipes.py", "tests/test_equal_to_grain.py"], ["tests/test_layers.py"]),
+        ("src/bushel/_src/base/__init__.py", ["src/bushel/_src/base/__init__.py"], []),
+        (
+            "tests/helpers/recipes.py",
+            ["tests/helpers/recipes.py", "tests/test_equal_to_grain.py"],
+            ["tests/test_layers.py"],
+        ),
         ("pyproject.toml", ["src", "tests", "examples", "benchmarks"], []),
         ("docs/workers.md", [], ["docs/workers.md"]),
     ],
@@ -81,18 +96,18 @@ def test_pyright_checks_a_changed_file_and_those_that_import_it(changed, among, 
 @pytest.mark.parametrize(
     "statement",
     [
-        "from bushel.base.trees import leaves",
-        "import bushel.base.trees",
-        "    from bushel.base import trees",
-        "from bushel.base import errors, trees",
-        "from bushel.base import (\n    errors,\n    trees,\n)",
+        "from bushel._src.base.trees import leaves",
+        "import bushel._src.base.trees",
+        "    from bushel._src.base import trees",
+        "from bushel._src.base import errors, trees",
+        "from bushel._src.base import (\n    errors,\n    trees,\n)",
     ],
 )
 def test_an_import_is_found_however_it_is_written(statement, tmp_path):
     file = tmp_path / "src" / "bushel" / "a.py"
     file.parent.mkdir(parents=True)
     file.write_text(f"import os\n{statement}\n")
-    assert find_files_to_type_check(["src/bushel/base/trees.py"], tmp_path) == ["src/bushel/a.py"]
+    assert find_files_to_type_check(["src/bushel/_src/base/trees.py"], tmp_path) == ["src/bushel/a.py"]
     for other in ("src/bushel/base/tree.py", "src/bushel/base/leaves.py", "src/bushel/trees.py"):
         assert find_files_to_type_check([other], tmp_path) == []
 

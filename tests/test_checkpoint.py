@@ -18,10 +18,10 @@ from orbax.checkpoint.experimental import v1 as newer
 
 import bushel
 from bushel import StateMismatch
-from bushel.base.install import install_command
+from bushel._src.base.late_imports import install_command
+from bushel._src.state import checkpoint_files
 from bushel.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
 from bushel.experimental import ElasticIterator
-from bushel.state import files
 from bushel.testing import same
 
 FILE = "process_0-of-1.json"
@@ -223,7 +223,7 @@ def test_what_is_no_iterator_is_told(tmp_path):
 
 
 def as_process(monkeypatch, index, count):
-    monkeypatch.setattr(files, "jax_process", lambda: (index, count))
+    monkeypatch.setattr(checkpoint_files, "jax_process", lambda: (index, count))
 
 
 def test_each_process_has_its_file(tmp_path, monkeypatch):
@@ -272,7 +272,7 @@ jax.distributed.shutdown()
 
 
 @pytest.mark.slow
-def test_two_jax_processes(tmp_path):
+def test_two_jax_processes_save_and_restore_one_checkpoint(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

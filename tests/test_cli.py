@@ -18,13 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from formats import array_record, bag, tfrecord
+from helpers.processes import alive, offspring, run_script
+from helpers.record_formats import array_record, bag, tfrecord
+from helpers.servers import Web
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servers import Web
-from watching import alive, offspring, run_script
 
-from bushel import DamagedFile, __version__, cli
+from bushel import DamagedFile, __version__
+from bushel._src import cli
 from bushel.sources import (
     ArrayRecordDataSource,
     BagzDataSource,
@@ -228,7 +229,7 @@ def test_a_format_that_the_name_does_not_say(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("of", [*WRITERS, "tfrecord.gz"])
-def test_a_part_of_a_file(of, tmp_path):
+def test_convert_takes_parts_of_files(of, tmp_path):
     WRITERS[of.removesuffix(".gz")](tmp_path / f"in.{of}", RECORDS)
     if of.endswith(".gz"):
         (tmp_path / f"in.{of}").write_bytes(gzip.compress((tmp_path / f"in.{of}").read_bytes()))
@@ -373,7 +374,7 @@ def test_targets_are_paths_of_any_form(tmp_path, monkeypatch):
 
 def test_what_was_written_wrong_is_noticed(tmp_path, monkeypatch):
     bag(tmp_path / "in.bag", RECORDS)
-    from bushel.sources import record_writers
+    from bushel._src.sources import record_writers
 
     real = record_writers.BagWriter.write
     monkeypatch.setattr(

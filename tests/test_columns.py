@@ -10,14 +10,15 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
+from helpers.processes import run_script, start_script
+from helpers.waiting import wait_until
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from watching import run_script, start_script, wait_until
 
 import bushel
 from bushel import MapDataset, MultiprocessingOptions
-from bushel import columns as computing
-from bushel.base import sealed
+from bushel._src.base import checked_files
+from bushel._src.datasets import computed_columns as computing
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
@@ -194,7 +195,7 @@ def test_a_damaged_file_is_told_and_computed_again(tmp_path):
         with pytest.warns(UserWarning, match=f"{file} cannot be used and is computed again: .*damaged"):
             assert np.asarray(ds.column(square, cache_dir=tmp_path))[31] == 31 * 31
         assert file.read_bytes() == data
-    sealed.write_array(file, np.arange(5))
+    checked_files.write_array(file, np.arange(5))
     with pytest.warns(UserWarning, match=r"It should hold 1000 values, and holds int64\[5\]"):
         assert np.asarray(ds.column(square, cache_dir=tmp_path))[3] == 9
 
@@ -224,7 +225,7 @@ def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
     MapDataset.range(500).column(square)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("bushel.base.progress.BAR_AFTER_S", 0)
+    monkeypatch.setattr("bushel._src.base.progress.BAR_AFTER_S", 0)
     MapDataset.range(500).column(square)
     shown = capsys.readouterr().err
     assert "column square:" in shown and "500/500" in shown and shown.endswith("\n")

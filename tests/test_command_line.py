@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bushel
-from bushel import cli
+from bushel._src import cli
 
 PAGE = Path(__file__).parent.parent / "docs" / "command_line.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Abstract or final: a class is an interface or a leaf, and no method with a body is replaced in a subclass.
 
-A method marked `@optional` (base/contract.py) has a documented default and may be replaced, once. No other method with
-a body may be replaced.
+A method marked `@optional` (`base/state_names.py`) has a documented default and may be replaced, once. No other method
+with a body may be replaced.
 """
 
 from __future__ import annotations

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from absl import flags
 from array_record.python.array_record_module import ArrayRecordWriter
-from comparing import assert_same
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from loaders import (
+from helpers.beside_grain import assert_same
+from helpers.loader_recipes import (
     FUNCTIONS,
     EveryOther,
     EveryOtherWithLength,
@@ -29,6 +27,8 @@ from loaders import (
     pairs,
     pass_on,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import bushel
 import bushel.python
@@ -658,7 +658,7 @@ def test_packing_as_an_operation():
     epochs=st.integers(1, 2),
 )
 @pytest.mark.filterwarnings("ignore:drop_remainder has no effect")
-def test_load_is_grains(count, batch, drop, shuffle, epochs):
+def test_load_gives_what_grains_load_gives(count, batch, drop, shuffle, epochs):
     def loaded(lib):
         return lib.load(
             Words(count), num_epochs=epochs, shuffle=shuffle, seed=7, batch_size=batch, drop_remainder=drop,
@@ -921,7 +921,7 @@ def test_an_error_at_the_end_of_a_longer_shard_is_told_too():
     assert "record 3 of Words(10)" in "".join(caught.value.__notes__)
 
 
-def test_none_is_data_like_any_other():
+def test_a_DataLoader_takes_None_as_an_element():
     def loaded(lib):
         def of(kind, name, function):
             return type("Own", (kind,), {name: lambda self, element: function(element)})()

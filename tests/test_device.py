@@ -7,11 +7,11 @@ import grain
 import jax
 import numpy as np
 import pytest
-from comparing import check_equal
+from helpers.beside_grain import check_equal
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bushel
-from bushel.base.install import install_command
+from bushel._src.base.late_imports import install_command
 from bushel.experimental import device_put
 
 

@@ -3,6 +3,7 @@
 import doctest
 import gc
 import importlib
+import inspect
 import pkgutil
 import re
 import runpy
@@ -13,10 +14,13 @@ from pathlib import Path
 import pytest
 
 import bushel
+from bushel._src.base.public import find_module
 from bushel.trajectory.oxe import octo
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.md")]
+LINKED_PAGES = [*PAGES, *ROOT.glob("benchmarks/**/*.md"), *ROOT.glob("tests/*.md"), *ROOT.glob(".github/*.md")]
+"""Also those whose code blocks do not run as a whole."""
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
@@ -52,14 +56,26 @@ def temporary_files_go_with_the_test(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
+class Finder(doctest.DocTestFinder):
+    """Finds the doctests of what is public in the module that defines it: what it shows is its door."""
+
+    def _from_module(self, module, object):
+        if inspect.isclass(object) or inspect.isfunction(object):
+            return find_module(object) == module.__name__
+        return super()._from_module(module, object)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @pytest.mark.parametrize("name", modules())
 def test_doctests(name):
-    found = doctest.testmod(importlib.import_module(name))
-    assert not found.failed
+    module = importlib.import_module(name)
+    runner = doctest.DocTestRunner()
+    for test in Finder(exclude_empty=True).find(module, name):
+        runner.run(test)
+    assert not runner.summarize().failed
 
 
 def test_there_are_doctests():
-    finder = doctest.DocTestFinder(exclude_empty=True)
+    finder = Finder(exclude_empty=True)
     tests = [test for name in modules() for test in finder.find(importlib.import_module(name), name)]
     assert sum(bool(test.examples) for test in tests) > 50
 
@@ -90,14 +106,14 @@ def test_a_page_that_is_wrong_fails(tmp_path):
     assert raised.traceback[-1].lineno == 12 - 1  # counted from zero; the line of the page
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
+@pytest.mark.parametrize("path", LINKED_PAGES, ids=name_of)
 def test_links_lead_somewhere(path):
     for target in LINK.findall(path.read_text(encoding="utf-8")):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (path.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
+@pytest.mark.parametrize("path", LINKED_PAGES, ids=name_of)
 def test_tests_that_a_page_names_exist(path):
     for file, test in TEST_NAME.findall(path.read_text(encoding="utf-8")):
         assert (ROOT / file).is_file(), file
@@ -105,15 +121,38 @@ def test_tests_that_a_page_names_exist(path):
             assert re.search(rf"^def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), test
 
 
-MODULES = [path for path in (ROOT / "src" / "bushel").rglob("*.py") if not path.name.startswith("_")]
-TESTS = [path for path in (ROOT / "tests").glob("*.py")]
+SPAN = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"^[\w./]+\.(?:py|md)$")
+ANY_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize(("folder", "files"), [("src/bushel", MODULES), ("tests", TESTS)])
-def test_the_readme_of_a_folder_names_every_file(folder, files):
-    text = (ROOT / folder / "README.md").read_text(encoding="utf-8")
-    for file in files:
-        assert f"`{file.relative_to(ROOT / folder).as_posix()}`" in text, file
+def find_stale_names(text, sources, paths):
+    """The files and identifiers between backticks that no longer exist. A file may be named by the end of its path."""
+    words = set(re.findall(r"\w+", sources))
+    for span in SPAN.findall(ANY_FENCE.sub("", text)):
+        if FILE.match(span):
+            if not any(f"/{path}".endswith(f"/{span}") for path in paths):
+                yield span
+        elif re.fullmatch(r"[A-Za-z_][\w.]*(\(.*\))?", span) and not words.issuperset(re.findall(r"\w+", span)):
+            yield span
+
+
+@pytest.mark.parametrize("name", ["README.md", "engine.md", "glossary.md"])
+def test_names_on_design_pages_exist(name):
+    folders = [ROOT / folder for folder in ("src", "tests", "docs", "benchmarks")]
+    files = [*ROOT.glob("*"), *(file for folder in folders for file in folder.rglob("*.*"))]
+    paths = [file.relative_to(ROOT).as_posix() for file in files]
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py")]
+    page = (ROOT / "docs" / "design" / name).read_text(encoding="utf-8")
+    assert list(find_stale_names(page, "\n".join([*sources, *paths, *blocks(page)]), paths)) == []
+
+
+def test_a_name_that_is_gone_is_found():
+    paths = ["src/bushel/_src/engine/opener.py", "tests/test_docs.py"]
+    kept = "`opener.py`, `engine/opener.py`, `Opener.open(x)`, `a b`"
+    text = kept + ", `engine/gone.py`, `pener.py`, `Gone`, `Opener.gone()`\n```\n`Old`\n```\n"
+    stale = list(find_stale_names(text, "class Opener: def open(x)", paths))
+    assert stale == ["engine/gone.py", "pener.py", "Gone", "Opener.gone()"]
 
 
 def test_the_index_of_the_documents_names_every_page():

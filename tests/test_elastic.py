@@ -10,9 +10,9 @@ import cloudpickle
 import grain
 import numpy as np
 import pytest
+from helpers.loader_recipes import digit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaders import digit
 
 import bushel
 from bushel import StateMismatch
@@ -289,7 +289,7 @@ def test_what_columns_choose_is_elastic_too(kind, workers):
     assert same(found, alone) and len(alone) > 2
 
 
-def test_it_is_measured_and_explained_like_any_other_iterator():
+def test_an_elastic_iterator_has_a_report_and_tells_the_origins_of_a_step():
     host = bushel.sharding.ShardOptions(shard_index=1, shard_count=2)
     options = bushel.experimental.DatasetOptions(execution_tracking_mode="stage_timing")
     with ElasticIterator(bushel.MapDataset.range(20).map(abs), 4, host, options=options) as it:

@@ -16,9 +16,9 @@ from orbax.checkpoint.experimental import v1 as newer
 
 import bushel
 from bushel import StateMismatch
+from bushel._src.state import checkpoint_files
 from bushel.checkpoint import CheckpointHandler
 from bushel.experimental import ElasticIterator, InterleaveIterDataset
-from bushel.state import files
 from bushel.testing import same
 
 
@@ -147,7 +147,7 @@ def test_another_number_of_hosts_loses_nothing_and_repeats_nothing(run, kind, th
 
 @settings(max_examples=100, deadline=None)
 @given(run=phases(), kind=st.sampled_from(KINDS), stop=st.integers(0, 6))
-def test_the_same_hosts_go_on_exactly(run, kind, stop):
+def test_the_same_number_of_hosts_resumes_exactly(run, kind, stop):
     """From every stop, also after shard states were set: then some datasets wait for their turn at a state."""
     lengths, ((count, rows, cycle_length, stops), (after, *_), *_) = run
     ds = interleave(lengths, cycle_length, kind)
@@ -598,7 +598,7 @@ def test_a_state_of_another_host_is_refused():
 
 
 def as_process(monkeypatch, index, count):
-    monkeypatch.setattr(files, "jax_process", lambda: (index, count))
+    monkeypatch.setattr(checkpoint_files, "jax_process", lambda: (index, count))
 
 
 def saved_by_three(monkeypatch, folder, save):

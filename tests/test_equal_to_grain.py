@@ -15,17 +15,15 @@ import threading
 import types
 from typing import Any
 
-import comparing
 import grain
 import numpy as np
 import pytest
-import recipes
-import strategies
-from cases import cases
 from grain._src.python.dataset.transformations import shuffle as grain_shuffle
+from helpers import beside_grain, recipes, strategies
+from helpers.case_counts import cases
+from helpers.recipes import Recipe, as_stream, build
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from recipes import Recipe, as_stream, build
 
 import bushel
 from bushel.testing import same
@@ -85,7 +83,7 @@ class Run:
 def plain_state(it: Any) -> str:
     """An iterator's state as JSON, without what only Bushel writes."""
     state = it.get_state()
-    return ENDED if '"ended": true' in json.dumps(state) else json.dumps(comparing.plain(state), sort_keys=True)
+    return ENDED if '"ended": true' in json.dumps(state) else json.dumps(beside_grain.plain(state), sort_keys=True)
 
 
 ENDED = '"ended"'

@@ -10,13 +10,13 @@ import warnings
 from pathlib import Path
 
 import pytest
-import renamed_classes
+from helpers import renamed_classes
 
 import bushel
 from bushel import BushelDeprecationWarning, BushelError, BushelWarning, MapDataset, MultiprocessingOptions
-from bushel.engine.pool import wire
-from bushel.engine.pool.exceptions import _reduce_exception
-from bushel.inspection.benchmark import measure_pipeline
+from bushel._src.engine.pool import wire
+from bushel._src.engine.pool.results import _reduce_exception
+from bushel._src.inspection.benchmark import measure_pipeline
 
 INSIDE = {"Aborted", "Closed", "FailedAt", "Misfit", "NotUnderstood", "RowFailed"}
 """Exceptions that never leave Bushel."""

@@ -10,7 +10,7 @@ import pytest
 import bushel
 from bushel import IterDataset, MapDataset, ReadOptions
 from bushel import experimental as ex
-from bushel.base.errors import StoppedByUser
+from bushel._src.base.errors import StoppedByUser
 
 HERE = "/".join(pathlib.Path(__file__).parts[-3:])
 EXECUTORS = [None, ReadOptions(0, 0), ReadOptions(1, 1), ReadOptions(3, 8)]
@@ -374,7 +374,7 @@ def test_an_error_in_a_stream_tells_where_it_happened(build, notes):
 
 
 @pytest.mark.parametrize("options", EXECUTORS, ids=repr)
-def test_it_is_the_very_error_that_was_raised(options):
+def test_the_error_is_the_object_that_the_function_raised(options):
     own = Broken("mine")
 
     def fail(_):

@@ -58,7 +58,7 @@ def test_training_killed_and_resumed_has_the_same_losses_to_the_last_bit(tmp_pat
     assert resumed == {step: loss for step, loss in expected.items() if step >= first}
 
 
-def test_elastic_hosts():
+def test_the_example_of_elastic_hosts_prints_what_it_should():
     command = [sys.executable, str(EXAMPLES / "elastic.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr

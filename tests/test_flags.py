@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import bushel
-from bushel import cli
-from bushel.cli.parser import Parser
+from bushel._src import cli
+from bushel._src.cli.parser import Parser
+from bushel._src.trajectory.episode_conversion import convert_episodes, reencode_videos
+from bushel._src.view.rerun_export import to_rerun
+from bushel._src.view.show_page import view
 from bushel.sources import convert
-from bushel.trajectory.conversion import convert_episodes, reencode_videos
-from bushel.view.handle import view
-from bushel.view.rerun_export import to_rerun
 
 CALLS: dict[str, list[Callable[..., Any]]] = {
     "view": [view, to_rerun],

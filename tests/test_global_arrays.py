@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from global_jobs import free_port, run_job, run_until_death
+from helpers.jax_jobs import free_port, run_job, run_until_death
 from programs import global_job
 
 PROGRAM = Path(__file__).parent / "programs" / "device_program.py"
-CASES = Path(__file__).parent / "device_cases.py"
+CASES = Path(__file__).parent / "programs" / "device_cases.py"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_the_cases_on_eight_devices(request):
     options = ["-q", "-p", "no:cacheprovider", "-x", "-m", request.config.option.markexpr]
     env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "pytest", *options, str(CASES)]
-    child = subprocess.run(command, env=env, capture_output=True, text=True, cwd=CASES.parents[1], timeout=280)
+    child = subprocess.run(command, env=env, capture_output=True, text=True, cwd=CASES.parents[2], timeout=280)
     assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-2000:]
     passed = re.search(r"(\d+) passed", child.stdout)
     assert passed and int(passed[1]) >= 30

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import golden_streams
 import numpy as np
 import pytest
-from golden_streams import NEEDS, STREAMS, explain, kept, stream, summarize
+from helpers import golden_streams
+from helpers.golden_streams import NEEDS, STREAMS, explain, kept, stream, summarize
 
 from bushel import IterDataset, MapDataset, MultiprocessingOptions
 
@@ -50,7 +50,7 @@ def test_a_changed_order_is_found_and_explained(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["golden_streams.py"])
     assert golden_streams.main() == 1
     said = capsys.readouterr().out
-    assert "The elements of the pipeline 'shuffle' in tests/golden_streams.py have changed." in said
+    assert "The elements of the pipeline 'shuffle' in tests/helpers/golden_streams.py have changed." in said
     assert "CHANGELOG.md" in said
     assert "--write" in said
     assert "0 of 1 streams are as kept." in said

@@ -19,8 +19,8 @@ import pytest
 
 import bushel
 from bushel import IterDataset, MapDataset, jit
-from bushel.base import hints, returns
-from bushel.engine.pool.unpicklable import find_unpicklable
+from bushel._src.base import code_inspection, hints
+from bushel._src.engine.pool.program_table import find_unpicklable
 from bushel.trajectory import TrajectoryDataset
 
 
@@ -135,7 +135,7 @@ def test_a_dataset_and_its_class_show_the_public_names():
     for value, name in ((ten().map(str), "MapDataset"), (ten().to_iter_dataset(), "IterDataset")):
         assert repr(type(value)) == f"<class 'bushel.{name}'>" and type(value).__name__ == name
     assert type(iter(ten())).__name__ == "DatasetIterator"
-    assert repr(type(iter(ten()))) == "<class 'bushel.iterator.DatasetIterator'>"
+    assert repr(type(iter(ten()))) == "<class 'bushel._src.datasets.iterator.DatasetIterator'>"
 
 
 def test_datasets_are_pickled_and_copied_as_before():
@@ -149,7 +149,7 @@ def test_datasets_are_pickled_and_copied_as_before():
     assert np.array_equal(copy.copy(column).values, column.values)
 
 
-def test_signatures_stay():
+def test_hints_leave_the_signatures_as_they_are():
     assert list(inspect.signature(MapDataset.batch).parameters) == ["self", "batch_size", "drop_remainder", "batch_fn"]
     assert list(inspect.signature(MapDataset).parameters) == ["parents"]
     assert list(inspect.signature(bushel.ReadOptions).parameters) == ["num_threads", "prefetch_buffer_size"]
@@ -236,7 +236,7 @@ class Method:
     ],
 )
 def test_which_functions_never_return_a_value(function, expected):
-    assert returns.never_returns(function) is expected
+    assert code_inspection.never_returns(function) is expected
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_which_functions_never_return_a_value(function, expected):
     ],
 )
 def test_which_functions_take_one_argument(function, fits):
-    assert (returns.explain_arguments(function, 1) is None) is fits
+    assert (code_inspection.explain_arguments(function, 1) is None) is fits
 
 
 lock = threading.Lock()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bushel.base import install
+from bushel._src.base import late_imports
 
 ROOT = Path(__file__).parent.parent
 TEXTS = {".md", ".py", ".toml", ".txt", ".yml", ".yaml", ".html", ".js", ".ipynb", ".cfg", ""}
-COMMANDS = {"README.md", "docs/install.md", "src/bushel/base/install.py"}
+COMMANDS = {"README.md", "docs/install.md", "src/bushel/_src/base/late_imports.py"}
 """The files with the commands that install Bushel. A release changes them, and no other file."""
 
 # `bushel` as a requirement: after the verb of an installer, or with extras. A path to a clone is right, and so is
@@ -73,12 +73,12 @@ def test_one_place_has_the_commands_that_install():
     assert here - {"CHANGELOG.md"} == COMMANDS
     for name in ("README.md", "docs/install.md"):
         commands = re.findall(r"^pip install [\"']?([^\s\"'\[]+)", (ROOT / name).read_text("utf-8"), re.MULTILINE)
-        assert set(commands) - {"-e"} == {install.INSTALLED_FROM}, name
+        assert set(commands) - {"-e"} == {late_imports.INSTALLED_FROM}, name
 
 
 def test_pip_knows_the_name():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["name"] == install.DISTRIBUTION
+    assert project["name"] == late_imports.DISTRIBUTION
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     developing = {"test", "test-libraries", "docs", "bench"}
     table = set(re.findall(r"`([a-z0-9-]+)`", "\n".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))))
@@ -86,9 +86,9 @@ def test_pip_knows_the_name():
 
 
 def test_errors_get_the_command_from_one_place(monkeypatch):
-    from bushel.sources.optional_packages import import_package
+    from bushel._src.base.late_imports import import_package
 
-    monkeypatch.setattr(install, "INSTALLED_FROM", "somewhere/else")
+    monkeypatch.setattr(late_imports, "INSTALLED_FROM", "somewhere/else")
     message = r"Such files need the package 'no_such': pip install 'somewhere/else\[jax\]'"
     with pytest.raises(ImportError, match=message):
         import_package("no_such", "jax", "Such files")
@@ -124,7 +124,7 @@ def test_the_extra_that_an_error_names_brings_the_package():
         """The modules that an extra brings, with those of the extras in it."""
         for need in extras[extra]:
             name = re.split(r"[\[<>=;]", need)[0].strip()
-            if name == install.DISTRIBUTION:
+            if name == late_imports.DISTRIBUTION:
                 for other in need.partition("[")[2].rstrip("]").split(","):
                     yield from bring(other)
             else:

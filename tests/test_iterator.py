@@ -247,17 +247,22 @@ def test_states_taken_by_another_thread_are_those_of_whole_elements(restless):
 def test_random_access_from_several_threads(restless):
     ds = MapDataset.range(500).seed(1).shuffle().random_map(lambda x, rng: (x, rng.random())).batch(5)
     expected = [ds[i] for i in range(len(ds))]
-    found = {}
+    found, errors = {}, []
 
     def read(offset):
-        for i in range(offset, len(ds), 4):
-            found[i] = ds[i]
+        try:
+            for i in range(offset, len(ds), 4):
+                found[i] = ds[i]
+        except BaseException as error:
+            errors.append(error)
 
     threads = [threading.Thread(target=read, args=(offset,)) for offset in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=250)
+        assert not thread.is_alive(), f"{len(found)} of {len(ds)} batches within 250 s"
+    assert errors == []
     assert same([found[i] for i in range(len(ds))], expected)
 
 

@@ -41,7 +41,7 @@ def test_a_method_of_map_datasets_says_where_to_call_it(name):
         getattr(MapDataset.range(3).to_iter_dataset(), name)
 
 
-def test_these_are_many():
+def test_each_kind_has_methods_of_its_own():
     assert {"mp_prefetch", "unbatch", "cache", "with_options"} <= set(ONLY_ITER)
     assert {"shuffle", "where", "column", "pack", "get", "origin"} <= set(ONLY_MAP)
 

@@ -1,4 +1,4 @@
-"""Imports inside the library go downward only. The table below is the design; this file holds it."""
+"""Imports inside the private code go downward only. docs/design/layers.md has the tables; this file holds them."""
 
 import ast
 import functools
@@ -7,52 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.design_tables import ENGINE, ROOMS, read_layers
 
-LIBRARY = Path(__file__).parent.parent / "src" / "bushel"
+LIBRARY = Path(__file__).parent.parent / "src" / "bushel" / "_src"
 
-# From low to high. A module imports from lower rows and from inside its own package, never from a neighbour.
-LAYERS = [
-    {"base"},
-    {"index"},
-    {"sources"},
-    {"graph"},
-    {"state"},
-    {"engine"},
-    {"iterator"},
-    {"columns", "display", "global_arrays", "ray", "saving"},
-    {"base_dataset", "record_values"},
-    {"iter_dataset"},
-    {"map_dataset"},
-    {"dataset"},
-    {"operations"},
-    {"files", "performance"},
-    {"constants", "elastic_streams", "multiprocessing", "orbax", "samplers", "sharding", "transforms"},
-    {"checkpoint", "data_loader", "device", "elastic"},
-    {"experimental", "prometheus", "running"},
-    {"python"},
-    {"jit"},
-    {"trajectory"},
-    {"testing"},
-    {"view"},
-    {"inspection"},
-    {"cli", "tools"},
-    {"__main__"},
-]
+# From low to high. A module imports from lower rows and from inside its own room, never from a neighbour.
+LAYERS = read_layers(ROOMS)
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
-# The same inside the engine: programs, then what pools share, then the pools, then who delivers their rows.
-ENGINE_LAYERS = [
-    {"figures", "round_trips", "slabs", "stall", "tally"},
-    {"dma", "program"},
-    {"block_size", "stream_program"},
-    {"tasks"},
-    {"pool"},
-    {"actors", "processes"},
-    {"delivery", "host_memory", "pulling", "report", "thread_trials", "transfer"},
-    {"drawn_delivery", "position_delivery", "stream_delivery"},
-    {"observe"},
-    {"opener"},
-]
+ENGINE_LAYERS = read_layers(ENGINE)
 ENGINE_RANK = {name: rank for rank, names in enumerate(ENGINE_LAYERS) for name in names}
 
 # Narrower than its row allows: jit runs inside jax.jit and must not reach for the host's pipeline. Sources: decoders.
@@ -69,7 +32,7 @@ def parse(text: str) -> list[ast.AST]:
 
 def imported(file: Path, root: Path) -> Iterator[tuple[int, str]]:
     """Line and full dotted name of everything that a file imports, at any depth of nesting."""
-    package = [root.name, *file.relative_to(root).parts[:-1]]
+    package = [*_names(root), *file.relative_to(root).parts[:-1]]
     for node in parse(file.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -78,6 +41,11 @@ def imported(file: Path, root: Path) -> Iterator[tuple[int, str]]:
             above = package[: len(package) - node.level + 1] if node.level else []
             for alias in node.names:
                 yield node.lineno, ".".join([*above, *filter(None, [node.module]), alias.name])
+
+
+def _names(root: Path) -> tuple[str, str]:
+    """The dotted name of the folder of private code, in parts: `bushel` and `_src`."""
+    return root.parent.name, root.name
 
 
 def loaded_later(file: Path) -> Iterator[str]:
@@ -90,15 +58,15 @@ def loaded_later(file: Path) -> Iterator[str]:
 
 
 def import_graph(root: Path) -> dict[str, set[str]]:
-    """For each module of the library the modules that it imports: at the top, in functions, for types, by a string.
+    """For each private module the modules that it imports: at the top, in functions, for types, by a string.
 
-    The front door is left out: it lists what is public, and no module imports from it (see `complaint`).
+    The doors are left out: they list what is public, and no module imports from them (see `complaint`).
     """
     files = {}
     for file in root.rglob("*.py"):
-        parts = [root.name, *file.relative_to(root).with_suffix("").parts]
+        parts = [*_names(root), *file.relative_to(root).with_suffix("").parts]
         files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    del files[root.name]
+    del files[".".join(_names(root))]
 
     def module_of(name: str) -> str | None:
         """The module that `import name` or `from ... import name` loads: `name` may be something inside of it."""
@@ -144,17 +112,18 @@ def find_cycles(graph: dict[str, set[str]]) -> list[set[str]]:
 def complaint(layer: str, name: str, root: Path) -> str | None:
     """What is wrong with an import of `name` from `layer`; None if all is well."""
     head, *rest = name.split(".")
-    if head != root.name:
+    library, private = _names(root)
+    if head != library:
         if layer == "jit" and head not in JIT_OUTSIDE and head not in sys.stdlib_module_names:
             return f"jit may import only {', '.join(sorted(JIT_OUTSIDE))} from outside the library."
         return None
-    target = rest[0] if rest else ""
+    if rest[:1] != [private]:
+        return f"{library} is a door and stands above everything. Import from the module that defines the name."
+    target = rest[1] if len(rest) > 1 else ""
     if target not in RANK:
-        if target and ((root / target).is_dir() or (root / f"{target}.py").is_file()):
-            return f"{target} has no layer. Place it in the table of tests/test_layers.py."
-        return f"{root.name} itself stands above everything. Import from the module that defines the name."
+        return f"{target or private} has no layer. Place it in the table of docs/design/layers.md."
     if layer == "jit" and target not in {"jit", *JIT_LIBRARY}:
-        return f"jit may import only {', '.join(sorted(JIT_LIBRARY))} from {root.name}."
+        return f"jit may import only {', '.join(sorted(JIT_LIBRARY))} from {library}.{private}."
     return None if target == layer else _compare(layer, target, RANK)
 
 
@@ -167,11 +136,12 @@ def _compare(layer: str, target: str, ranks: dict[str, int]) -> str | None:
 
 def complain_inside_engine(layer: str, name: str, root: Path) -> str | None:
     """The same for an import of `name` from part `layer` of the engine."""
-    target = (name.removeprefix(f"{root.name}.engine.") + ".").partition(".")[0]
-    if not name.startswith(f"{root.name}.engine.") or target == layer:
+    engine = ".".join([*_names(root), "engine", ""])
+    target = (name.removeprefix(engine) + ".").partition(".")[0]
+    if not name.startswith(engine) or target == layer:
         return None
     if target not in ENGINE_RANK:
-        return f"{target} is no part of the engine. Place it in the table of tests/test_layers.py."
+        return f"{target} is no part of the engine. Place it in the table of docs/design/layers.md."
     return _compare(layer, target, ENGINE_RANK)
 
 
@@ -181,14 +151,14 @@ def violations(root: Path) -> list[str]:
     for file in sorted(root.rglob("*.py")):
         path = file.relative_to(root)
         if path == Path("__init__.py"):
-            continue  # the front door lists what is public, from any layer
+            continue  # it holds a docstring alone
         layer = path.parts[0].removesuffix(".py")
         if layer not in RANK:
-            found.append(f"{path}: {layer} has no layer. Place it in the table of tests/test_layers.py.")
+            found.append(f"{path}: {layer} has no layer. Place it in the table of docs/design/layers.md.")
             continue
         part = path.parts[1].removesuffix(".py") if layer == "engine" and path.name != "__init__.py" else None
         if part is not None and part not in ENGINE_RANK:
-            found.append(f"{path}: {part} has no layer. Place it in the table of tests/test_layers.py.")
+            found.append(f"{path}: {part} has no layer. Place it in the table of docs/design/layers.md.")
             continue
         for line, name in imported(file, root):
             problem = complaint(layer, name, root)
@@ -214,7 +184,7 @@ def test_no_module_imports_itself_through_others():
 
 
 def tree(folder: Path, files: dict[str, str]) -> Path:
-    root = folder / "bushel"
+    root = folder / "bushel" / "_src"
     for path, text in files.items():
         file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -225,62 +195,69 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("__init__.py", "from bushel.tools import cli\nfrom bushel import dataset"),
-        ("graph/node.py", "import numpy, jax\nimport bushel.base.errors\nfrom bushel.index import shuffle"),
+        ("__init__.py", "from bushel._src.cli import parser\nfrom bushel._src import datasets"),
+        ("graph/node.py", "import numpy, jax\nimport bushel._src.base.errors\nfrom bushel._src.index import shuffle"),
         ("graph/node.py", "from . import batch\nfrom .batch import Batch\nfrom ..base import errors"),
         ("graph/__init__.py", "from . import node\nfrom .. import base\nfrom ..index.shuffle import permute"),
         ("graph/deep/node.py", "from ..batch import Batch\nfrom ... import index"),
-        ("samplers.py", "from bushel import dataset\nfrom .columns import Column"),
-        ("jit/loader.py", "import math\nimport jax.numpy as jnp\nfrom bushel import base, index, state"),
-        ("tools/cli.py", "from bushel import testing, trajectory, jit"),
-        ("engine/__init__.py", "from bushel.engine.opener import open_stream"),
-        ("engine/opener.py", "from bushel.engine import delivery\nfrom bushel.engine.actors.executor import Actors"),
-        ("engine/actors/worker.py", "from bushel.engine.actors import cluster\nfrom bushel.engine.pool import wire"),
+        ("loaders/samplers.py", "from bushel._src import datasets\nfrom .elastic import Elastic"),
+        ("jit/loader.py", "import math\nimport jax.numpy as jnp\nfrom bushel._src import base, index, state"),
+        ("cli/run.py", "from bushel._src import testing, trajectory, jit"),
+        ("engine/__init__.py", "from bushel._src.engine.opener import open_stream"),
+        (
+            "engine/opener.py",
+            "from bushel._src.engine import delivery\nfrom bushel._src.engine.actors.executor import Actors",
+        ),
+        (
+            "engine/actors/worker.py",
+            "from bushel._src.engine.actors import cluster\nfrom bushel._src.engine.pool import wire",
+        ),
     ],
 )
 def test_downward_imports_pass(tmp_path, path, text):
     assert violations(tree(tmp_path, {path: text})) == []
 
 
-NESTED = "def f():\n    from bushel.engine import run"
-TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from bushel.dataset import MapDataset"
+NESTED = "def f():\n    from bushel._src.engine import run"
+TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from bushel._src.datasets.dataset import MapDataset"
 
 
 @pytest.mark.parametrize(
     ("path", "text", "sentence"),
     [
-        ("base/trees.py", "import bushel.graph", "base/trees.py:1: graph stands above base."),
-        ("base/trees.py", "import os\nfrom bushel.graph import node", "base/trees.py:2: graph stands above"),
-        ("base/trees.py", "from bushel import base, graph", "graph stands above base."),
+        ("base/trees.py", "import bushel._src.graph", "base/trees.py:1: graph stands above base."),
+        ("base/trees.py", "import os\nfrom bushel._src.graph import node", "base/trees.py:2: graph stands above"),
+        ("base/trees.py", "from bushel._src import base, graph", "graph stands above base."),
         ("base/trees.py", "from ..graph.node import Node", "graph stands above base."),
         ("base/trees.py", "from .. import graph", "graph stands above base."),
         ("base/trees.py", NESTED, "base/trees.py:2: engine stands above base."),
-        ("base/trees.py", TYPES, "base/trees.py:3: dataset stands above base."),
+        ("base/trees.py", TYPES, "base/trees.py:3: datasets stands above base."),
         ("base/deep/er.py", "from ...index import shuffle", "index stands above base."),
         ("sources/__init__.py", "from ..graph import node", "graph stands above sources."),
         (
-            "samplers.py",
-            "from bushel.sharding import ShardOptions",
-            "sharding is in the same row as samplers.",
+            "loaders/samplers.py",
+            "from bushel._src.device.pmap import for_pmap",
+            "device is in the same row as loaders.",
         ),
-        ("elastic.py", "from . import device", "device is in the same row as elastic."),
+        ("loaders/elastic.py", "from .. import device", "device is in the same row as loaders."),
         (
             "jit/loader.py",
-            "from bushel import dataset",
-            "jit may import only base, index, sources, state from bushel.",
+            "from bushel._src import datasets",
+            "jit may import only base, index, sources, state from bushel._src.",
         ),
         ("jit/loader.py", "import flax", "jit may import only jax, numpy from outside the library."),
-        ("engine/pool/jobs.py", "from bushel.engine import delivery", "delivery stands above pool."),
-        ("engine/program.py", "from bushel.engine.pool.jobs import Job", "pool stands above program."),
+        ("engine/pool/jobs.py", "from bushel._src.engine import delivery", "delivery stands above pool."),
+        ("engine/program.py", "from bushel._src.engine.pool.jobs import Job", "pool stands above program."),
         (
             "engine/actors/worker.py",
-            "from bushel.engine.processes.zygote import kill",
+            "from bushel._src.engine.processes.zygote import kill",
             "processes is in the same row as actors.",
         ),
         ("engine/novelty/part.py", "", "engine/novelty/part.py: novelty has no layer."),
-        ("dataset.py", "import bushel", "bushel itself stands above everything."),
-        ("dataset.py", "from bushel import MapDataset", "Import from the module that defines the name."),
-        ("dataset.py", "from . import MapDataset", "Import from the module that defines the name."),
+        ("datasets/map.py", "import bushel", "bushel is a door and stands above everything."),
+        ("datasets/map.py", "from bushel import MapDataset", "Import from the module that defines the name."),
+        ("datasets/map.py", "from bushel.sources import open", "Import from the module that defines the name."),
+        ("datasets/map.py", "from .. import MapDataset", "MapDataset has no layer."),
     ],
 )
 def test_the_guard_can_fail(tmp_path, path, text, sentence):
@@ -290,42 +267,43 @@ def test_the_guard_can_fail(tmp_path, path, text, sentence):
 
 @pytest.mark.parametrize("path", ["novelty.py", "novelty/part.py"])
 def test_a_new_module_must_be_placed(tmp_path, path):
-    user, module = violations(tree(tmp_path, {path: "", "dataset.py": "from bushel.novelty import New"}))
-    assert user == "dataset.py:1: novelty has no layer. Place it in the table of tests/test_layers.py."
-    assert module == f"{path}: novelty has no layer. Place it in the table of tests/test_layers.py."
+    user, module = violations(tree(tmp_path, {path: "", "datasets/map.py": "from bushel._src.novelty import New"}))
+    assert user == "datasets/map.py:1: novelty has no layer. Place it in the table of docs/design/layers.md."
+    assert module == f"{path}: novelty has no layer. Place it in the table of docs/design/layers.md."
 
 
 CYCLIC = [
-    "from bushel.graph import batch",
-    "from bushel.graph.batch import Batch",
+    "from bushel._src.graph import batch",
+    "from bushel._src.graph.batch import Batch",
     "from . import batch",
     "from .batch import Batch",
-    "import bushel.graph.batch",
-    "def f():\n    from bushel.graph.batch import Batch",
-    "if TYPE_CHECKING:\n    from bushel.graph.batch import Batch",
-    'batch = Lazy("bushel.graph.batch")',
-    'def f():\n    importlib.import_module("bushel.graph.batch")',
+    "import bushel._src.graph.batch",
+    "def f():\n    from bushel._src.graph.batch import Batch",
+    "if TYPE_CHECKING:\n    from bushel._src.graph.batch import Batch",
+    'batch = Lazy("bushel._src.graph.batch")',
+    'def f():\n    importlib.import_module("bushel._src.graph.batch")',
 ]
 
 
 @pytest.mark.parametrize("text", CYCLIC)
 def test_the_guard_of_cycles_can_fail(tmp_path, text):
     files = {
-        "__init__.py": "from bushel.graph import node",
+        "__init__.py": "from bushel._src.graph import node",
         "graph/__init__.py": "",
         "graph/node.py": text,
-        "graph/apply.py": "from bushel.graph import node",
-        "graph/batch.py": "import numpy\nfrom bushel.graph.apply import Map",
+        "graph/apply.py": "from bushel._src.graph import node",
+        "graph/batch.py": "import numpy\nfrom bushel._src.graph.apply import Map",
     }
     root = tree(tmp_path, files)
-    assert find_cycles(import_graph(root)) == [{"bushel.graph.node", "bushel.graph.apply", "bushel.graph.batch"}]
-    (root / "graph" / "node.py").write_text("import numpy\nfrom bushel.base import errors")
+    circle = {"bushel._src.graph.node", "bushel._src.graph.apply", "bushel._src.graph.batch"}
+    assert find_cycles(import_graph(root)) == [circle]
+    (root / "graph" / "node.py").write_text("import numpy\nfrom bushel._src.base import errors")
     assert find_cycles(import_graph(root)) == []
 
 
 def test_a_package_that_imports_its_modules_is_a_cycle_if_they_import_from_it(tmp_path):
-    files = {"__init__.py": "", "engine/__init__.py": "from bushel.engine.tasks import Executor"}
-    inner = {"engine/tasks.py": "", "engine/room.py": "from bushel.engine import Executor"}
+    files = {"__init__.py": "", "engine/__init__.py": "from bushel._src.engine.tasks import Executor"}
+    inner = {"engine/tasks.py": "", "engine/room.py": "from bushel._src.engine import Executor"}
     assert find_cycles(import_graph(tree(tmp_path, files | inner))) == []
-    root = tree(tmp_path, {"engine/tasks.py": "from bushel.engine import Executor"})
-    assert find_cycles(import_graph(root)) == [{"bushel.engine", "bushel.engine.tasks"}]
+    root = tree(tmp_path, {"engine/tasks.py": "from bushel._src.engine import Executor"})
+    assert find_cycles(import_graph(root)) == [{"bushel._src.engine", "bushel._src.engine.tasks"}]

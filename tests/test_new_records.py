@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import bushel
-from bushel.graph.leaves import Source
+from bushel._src.graph.source_nodes import SourceNode
+from bushel._src.sources.memory_sources import RaggedDataSource, RangeDataSource
+from bushel._src.sources.protocol import gives_new_records
 from bushel.sources import ArrayDataSource, BagzDataSource, FixedRecords
-from bushel.sources.memory_sources import RangeDataSource
-from bushel.sources.protocol import gives_new_records
-from bushel.sources.ragged_arrays import RaggedDataSource
 from bushel.testing import check_gives_new_records
 
 
@@ -147,7 +146,7 @@ def test_the_promise_is_that_of_the_class_itself():
 
     assert gives_new_records(ArrayDataSource(np.zeros(2)))
     assert not gives_new_records(Subclass(np.zeros(2)))
-    assert not Source(Subclass(np.zeros(2))).gives_new
+    assert not SourceNode(Subclass(np.zeros(2))).gives_new
 
 
 class Promises(KeepsRecords):

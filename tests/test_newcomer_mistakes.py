@@ -17,7 +17,7 @@ import pytest
 
 import bushel
 from bushel import jit, sources, trajectory
-from bushel.cli import main as run_command
+from bushel._src.cli import main as run_command
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 BEGIN, END = "<!-- mistakes: begin -->\n", "<!-- mistakes: end -->\n"
@@ -687,7 +687,7 @@ def test_a_mistake_gets_its_sentence(code, sentence, folder, names):
     assert _find_answer(code, folder, names) == sentence
 
 
-def test_there_are_many():
+def test_there_are_many_newcomer_mistakes():
     assert len(ALL) >= 70 and len(dict(ALL)) == len(ALL)
 
 

@@ -12,17 +12,17 @@ import cloudpickle
 import grain
 import numpy as np
 import pytest
-from cases import cases
+from helpers.case_counts import cases
+from helpers.stepped_executor import Stepped
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stepped import Stepped
 
 import bushel
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor, Threads
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Executor, Threads
+from bushel._src.graph.streams import options_of
 from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset
-from bushel.graph.streams import options_of
-from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -68,7 +68,7 @@ def test_names_and_defaults_are_grains():
 
 @laws
 @given(st.lists(choices, min_size=1, max_size=4))
-def test_merging_is_grains(several):
+def test_options_are_merged_as_grain_merges_them(several):
     ours, theirs = (options(library, several[0]) for library in (bushel, grain))
     for choice in several[1:]:
         ours, theirs = ours.merge(options(bushel, choice)), theirs.merge(options(grain, choice))

@@ -11,17 +11,18 @@ import warnings
 
 import numpy as np
 import pytest
-from cases import cases
-from formats import written
+from helpers.case_counts import cases
+from helpers.record_formats import written
 
 from bushel import DamagedFile, MapDataset
-from bushel.base import sealed
-from bushel.sources import TFRecordDataSource, check_checksums, tfrecord, write_checksums
+from bushel._src.base import checked_files
+from bushel._src.sources import tfrecord
+from bushel._src.trajectory import episodes as tables
+from bushel._src.trajectory.episodes import Episodes
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
+from bushel.sources import TFRecordDataSource, check_checksums, write_checksums
 from bushel.testing import same
-from bushel.trajectory import episodes as tables
 from bushel.trajectory import get_dataset_statistics, load_statistics, save_statistics, write_rlds
-from bushel.trajectory.episodes import Episodes
-from bushel.trajectory.rlds import RLDSBuilder
 
 # What is kept. Each kind has a folder; `make` fills it, `read` gives the values that are in it.
 
@@ -287,11 +288,11 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(tmp_path):
 
 
 def test_what_is_written_is_there_whole_or_not_at_all(tmp_path):
-    sealed.write_bytes(tmp_path / "x", b"old")
-    with pytest.raises(KeyboardInterrupt), sealed.replacing(tmp_path / "x") as file:
+    checked_files.write_bytes(tmp_path / "x", b"old")
+    with pytest.raises(KeyboardInterrupt), checked_files.replacing(tmp_path / "x") as file:
         file.write(b"half")
         raise KeyboardInterrupt
-    assert os.listdir(tmp_path) == ["x"] and sealed.read_bytes(tmp_path / "x") == b"old"
+    assert os.listdir(tmp_path) == ["x"] and checked_files.read_bytes(tmp_path / "x") == b"old"
 
 
 @pytest.mark.parametrize(
@@ -299,24 +300,24 @@ def test_what_is_written_is_there_whole_or_not_at_all(tmp_path):
 )
 @pytest.mark.parametrize("mapped", [True, False])
 def test_arrays_come_back_as_they_were(values, mapped, tmp_path):
-    sealed.write_array(tmp_path / "x.npy", values)
-    for found in (sealed.read_array(tmp_path / "x.npy", mapped=mapped), np.load(tmp_path / "x.npy")):
+    checked_files.write_array(tmp_path / "x.npy", values)
+    for found in (checked_files.read_array(tmp_path / "x.npy", mapped=mapped), np.load(tmp_path / "x.npy")):
         assert found.dtype == values.dtype and found.shape == values.shape and np.array_equal(found, values)
 
 
 @pytest.mark.parametrize("content", [{}, {"a": [1.5, float("nan")], "ü": None, "b": {"c": -0.0}}])
 def test_json_comes_back_as_it_was(content, tmp_path):
-    sealed.write_json(tmp_path / "x.json", content)
-    assert repr(sealed.read_json(tmp_path / "x.json")) == repr(content)
+    checked_files.write_json(tmp_path / "x.json", content)
+    assert repr(checked_files.read_json(tmp_path / "x.json")) == repr(content)
 
 
 def test_objects_are_not_pickled(tmp_path):
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        sealed.write_array(tmp_path / "x.npy", np.array([{}], object))
+        checked_files.write_array(tmp_path / "x.npy", np.array([{}], object))
     assert os.listdir(tmp_path) == []
 
 
 def test_a_link_stays_a_link(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "x")
-    sealed.write_bytes(tmp_path / "link", b"content")
-    assert (tmp_path / "link").is_symlink() and sealed.read_bytes(tmp_path / "x") == b"content"
+    checked_files.write_bytes(tmp_path / "link", b"content")
+    assert (tmp_path / "link").is_symlink() and checked_files.read_bytes(tmp_path / "x") == b"content"

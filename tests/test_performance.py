@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.engine.processes import executor as processes
+from bushel._src.engine.processes import executor as processes
 from bushel.experimental import PerformanceConfig, pick_performance_config
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

@@ -8,9 +8,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-import newest
 import pytest
 import yaml
+from tools import newest
 
 import bushel
 

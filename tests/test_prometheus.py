@@ -11,7 +11,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from watching import wait_until
+from helpers.waiting import wait_until
 
 prometheus_client = pytest.importorskip("prometheus_client")
 
@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families  # noqa: E40
 
 import bushel  # noqa: E402
 import bushel.prometheus  # noqa: E402
-from bushel.base.install import install_command  # noqa: E402
+from bushel._src.base.late_imports import install_command  # noqa: E402
 from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset  # noqa: E402
 
 TIMED = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, get_args, get_origin
 
 import pytest
-from signatures import public_functions, public_names, types_of
+from signatures import constructors_of_results, public_functions, public_names, types_of
 
 pytest.importorskip("jax")
 pytest.importorskip("ray")
@@ -19,7 +19,7 @@ PRIVATE = {
     "only Bushel calls these constructors": (
         "bushel.Column.__init__ bushel.PackedMapDataset.__init__ bushel.view.View.__init__ "
         "bushel.trajectory.TrajectoryDataset.__init__ bushel.trajectory.TrajectoryLoader.__init__ "
-        "bushel.trajectory.Feature.__init__"
+        "bushel.trajectory.LeRobotFeature.__init__"
     ),
     "the engine's own types: docs/releases.md promises none of them": "bushel.engine.*",
     "it takes each of our sources of records": "bushel.sources.FixedRecords.__init__",
@@ -45,6 +45,7 @@ def classes_of(kind: Any) -> Iterator[type]:
 def signatures() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Public functions and methods, properties, and what iterating and indexing give."""
     yield from public_functions().items()
+    yield from constructors_of_results().items()  # a field of a dataclass is an argument of its constructor
     for name in public_names.homes().values():
         if not inspect.isclass(name.value) or name.value.__module__.split(".")[0] != "bushel":
             continue

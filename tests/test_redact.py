@@ -6,11 +6,11 @@ import pickle
 import urllib.parse
 
 import pytest
+from helpers.error_text import all_text_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from seeing import everything
 
-from bushel.base import redact
+from bushel._src.base import redact
 from bushel.sources import file_fingerprint
 
 MARKER = "Zq7mArKeRx9"
@@ -144,7 +144,7 @@ def test_secrets_in_the_texts_of_others(text, kept):
 @pytest.mark.parametrize(
     "text", ["pack(tokens=2048, pad_token=0)", "map(tokenize @ a/b.py:12)", "LineDataSource(x.txt: 3 records)", "5: ok"]
 )
-def test_other_texts_stay(text):
+def test_texts_without_secrets_are_not_changed(text):
     assert redact.clean(text) == text
 
 
@@ -263,9 +263,9 @@ def test_errors_lose_their_secrets_and_those_they_are_chained_to(kind, link):
                 raise outer  # noqa: B904
         except RuntimeError as raised:
             error = raised
-    assert MARKER in everything(error)
+    assert MARKER in all_text_of(error)
     clean = redact.scrub(error, [MARKER])
-    told = everything(clean)
+    told = all_text_of(clean)
     if kind == "group":  # Python lets nobody change the message of a group
         told = told.replace(f"of https://me:{MARKER}@host/x?sig={MARKER}", "")
     assert MARKER not in told
@@ -276,7 +276,7 @@ def test_an_error_that_is_chained_to_itself():
     error = OSError(MARKER)
     error.__context__ = ValueError("x")
     error.__context__.__cause__ = error
-    assert MARKER not in everything(redact.scrub(error, [MARKER]))
+    assert MARKER not in all_text_of(redact.scrub(error, [MARKER]))
 
 
 # Identity.

@@ -10,7 +10,7 @@ import pytest
 
 import bushel
 from bushel import IterDataset, MapDataset
-from bushel.base import tables
+from bushel._src.base import tables
 from bushel.experimental import ZipMapDataset
 from bushel.sources import ArrayDataSource
 

@@ -81,7 +81,7 @@ def test_there_are_at_least_six_programs():
     assert len(NAMES) >= 6
 
 
-def test_it_is_bushel_that_runs(tmp_path):
+def test_bushel_run_replaces_grain_by_bushel(tmp_path):
     text = (
         "import grain, grain.python.experimental as e, sys\nprint(grain.__name__, e.__name__, sys.argv[1:], __name__)"
     )

@@ -17,8 +17,8 @@ from hypothesis.extra import numpy as hnp
 
 import bushel
 from bushel import DamagedFile, MapDataset
-from bushel.sources import element_records
-from bushel.sources.saved_elements import SavedDataSource
+from bushel._src.sources import saved_elements
+from bushel._src.sources.saved_elements import SavedDataSource
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -53,17 +53,17 @@ trees = st.recursive(
 
 @given(trees)
 def test_an_element_comes_back_as_it_was(element):
-    layout = json.loads(json.dumps(element_records.infer_layout(element)))
-    assert element_records.check_layout(layout, "here") == layout
-    back = element_records.decode(element_records.encode(element, layout), layout)
+    layout = json.loads(json.dumps(saved_elements.infer_layout(element)))
+    assert saved_elements.check_layout(layout, "here") == layout
+    back = saved_elements.decode(saved_elements.encode(element, layout), layout)
     assert same(back, element)
-    assert all(leaf.flags.writeable for leaf in bushel.base.trees.leaves(back) if isinstance(leaf, np.ndarray))
+    assert all(leaf.flags.writeable for leaf in bushel._src.base.trees.leaves(back) if isinstance(leaf, np.ndarray))
 
 
 @given(trees, st.data())
 def test_a_record_that_is_cut_or_changed_is_damaged_or_another_element(element, data):
-    layout = element_records.infer_layout(element)
-    record = bytearray(element_records.encode(element, layout))
+    layout = saved_elements.infer_layout(element)
+    record = bytearray(saved_elements.encode(element, layout))
     if not record:
         return
     if data.draw(st.booleans()):
@@ -71,7 +71,7 @@ def test_a_record_that_is_cut_or_changed_is_damaged_or_another_element(element, 
     else:
         record[data.draw(st.integers(0, len(record) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with contextlib.suppress(DamagedFile):  # and no other error
-        element_records.decode(bytes(record), layout)
+        saved_elements.decode(bytes(record), layout)
 
 
 def rich(number):
@@ -110,7 +110,7 @@ def test_an_empty_pipeline_is_saved(tmp_path, format):
 
 
 def test_files_have_about_one_size_where_their_number_is_not_given(tmp_path, monkeypatch):
-    monkeypatch.setattr("bushel.saving.SHARD_BYTES", 1000)
+    monkeypatch.setattr("bushel._src.datasets.saving.SHARD_BYTES", 1000)
     files = MapDataset.range(50).filter(bool).map(lambda x: {"x": np.full(25, x)}).save(tmp_path)
     assert len(files.files) == 10  # 49 elements of 209 bytes: five fill a file
     assert [element["x"][0] for element in MapDataset.source(bushel.sources.open(tmp_path))] == list(range(1, 50))

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bushel import cli
-from bushel.view.scripts import load_object, show_target
-from bushel.view.targets import as_dataset, open_session
+from bushel._src import cli
+from bushel._src.view.scripts import load_object, show_target
+from bushel._src.view.targets import as_dataset, open_session
 
 SCRIPT = '''
 """A program that somebody wrote without a thought of Bushel's commands: arguments, data and training at the top."""

@@ -28,14 +28,17 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 import zarr
-from formats import bag, tfrecord, written
-from golden_data import GOLDEN
-from seeing import everything
-from servers import Web
+from helpers.error_text import all_text_of
+from helpers.golden_trajectories import GOLDEN
+from helpers.record_formats import bag, tfrecord, written
+from helpers.servers import Web
 
 import bushel
 import bushel.prometheus
-from bushel import DataLoader, MapDataset, MultiprocessingOptions, cli, samplers, sources
+from bushel import DataLoader, MapDataset, MultiprocessingOptions, samplers, sources
+from bushel._src import cli
+from bushel._src.sources import file_access, saved_elements
+from bushel._src.state.identity import fingerprint, identify
 from bushel.experimental import (
     DatasetOptions,
     ExecutionTrackingMode,
@@ -44,8 +47,6 @@ from bushel.experimental import (
     WebDatasetIterDataset,
     WithOptionsIterDataset,
 )
-from bushel.sources import file_access, saved_elements
-from bushel.state.identity import fingerprint, identify
 from bushel.trajectory import DatasetConfig, make_dataset_from_rlds
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -328,7 +329,7 @@ def attempted(act, seen):
     try:
         act()
     except Exception as error:
-        seen.append(everything(error))
+        seen.append(all_text_of(error))
         seen += traceback.format_exception(error)
         return True
     return False

@@ -49,7 +49,7 @@ def test_a_process_that_attached_and_ended_leaves_it(source):
     assert SharedMemoryDataSource(name=source.shm.name)[4] == "text"
 
 
-def test_it_is_identified_by_its_values(source):
+def test_an_array_in_shared_memory_is_identified_by_its_values(source):
     other = SharedMemoryDataSource(VALUES)
     state = iter(bushel.MapDataset.source(source)).get_state()
     iter(bushel.MapDataset.source(other)).set_state(state)

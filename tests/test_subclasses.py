@@ -9,14 +9,14 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from stepped import Stepped
+from helpers.stepped_executor import Stepped
 
 import bushel
 from bushel import DatasetIterator, IterDataset, MapDataset, ReadOptions
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Threads
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Threads
 from bushel.experimental import InterleaveIterDataset, get_next_index, set_next_index
-from bushel.iterator import PipelineIterator
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -162,7 +162,7 @@ TWO = bushel.MultiprocessingOptions(num_workers=2)
 
 
 @pytest.mark.parametrize("build", IN_WORKERS.values(), ids=IN_WORKERS)
-def test_what_an_iterator_of_ones_own_draws_from_is_computed_by_the_workers(build):
+def test_workers_compute_what_a_users_own_iterator_reads(build):
     with iter(build().mp_prefetch(TWO)) as it:
         found = {int(np.sum(window)) for window in it}
         assert len(it.report().pools) == 1

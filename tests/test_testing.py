@@ -209,12 +209,12 @@ OTHER = [
 
 
 @pytest.mark.parametrize(("a", "b"), SAME, ids=repr)
-def test_same(a, b):
+def test_same_is_true_of_equal_trees(a, b):
     assert same(a, b)
     assert same(b, a)
 
 
 @pytest.mark.parametrize(("a", "b"), OTHER, ids=repr)
-def test_not_same(a, b):
+def test_same_is_false_of_trees_that_differ(a, b):
     assert not same(a, b)
     assert not same(b, a)

@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import strategies
 from engine.test_pulling import run
+from helpers import strategies
+from helpers.recipes import as_stream
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import as_stream
 
 import bushel
 from bushel import MultiprocessingOptions
@@ -164,7 +164,7 @@ def test_the_report_says_how_long_the_step_waited_and_how_fast_the_transfer_was(
 
 def test_the_verdict_names_what_limits():
     def with_figures(waited: float, speed: float, mapped: int = 0) -> str:
-        transfer = bushel.engine.figures.Transfer("1 x GPU", 100, 10**9, 10.0, waited, 1.0, speed, mapped)
+        transfer = bushel._src.engine.measurements.Transfer("1 x GPU", 100, 10**9, 10.0, waited, 1.0, speed, mapped)
         return bushel.Report(False, (), (), 0, 0.0, 0.0, (transfer,)).verdict
 
     assert "compute-bound: the step waits for data 1 % of its time" in with_figures(0.1, 1e9)

@@ -10,7 +10,7 @@ import pytest
 
 import bushel
 from bushel import DatasetOptions, MapDataset, MultiprocessingOptions, RayOptions
-from bushel.base.options import OptionValues, read_workers
+from bushel._src.base.options import OptionValues, read_workers
 from bushel.trajectory import TrajectoryDataset
 
 
@@ -36,7 +36,7 @@ def test_workers_are_asked_for_in_each_way(way):
     assert pool.size == 2 and found == SQUARES
 
 
-def test_no_workers():
+def test_zero_workers_compute_in_the_consumer():
     for ds in (stream().mp_prefetch(0), stream().mp_prefetch(num_workers=0)):
         with iter(ds) as it:
             assert list(it) == SQUARES

@@ -609,7 +609,7 @@ def test_an_object_that_nobody_else_holds_is_not_copied():
 
 
 def test_these_laws_can_fail(monkeypatch):
-    monkeypatch.setattr("bushel.graph.leaves.copy_value", lambda value: value)
+    monkeypatch.setattr("bushel._src.graph.source_nodes.copy_value", lambda value: value)
     data = records()
     kept = plain(copy.deepcopy(data))
     list(Source(data).map(write))

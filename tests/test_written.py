@@ -63,7 +63,7 @@ def test_skipped_elements_are_counted_also_after_a_stop_and_when_all_is_there(tm
 
     stream = MapDataset.range(12).map(make).to_iter_dataset()
     ds = bushel.experimental.WithOptionsIterDataset(stream, bushel.experimental.DatasetOptions(on_error="skip"))
-    monkeypatch.setattr("bushel.saving.SHARD_BYTES", 1)  # each element gets a file
+    monkeypatch.setattr("bushel._src.datasets.saving.SHARD_BYTES", 1)  # each element gets a file
     with pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning):
         ds.save(tmp_path / "arm", format=format)
     monkeypatch.setenv("ALIVE", "1")

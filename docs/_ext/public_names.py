@@ -21,6 +21,10 @@ MODULES = {
     "bushel.jit.cereal": "The names of cereal",
     "bushel.trajectory": "Episodes of robots",
     "bushel.trajectory.oxe": "Open X-Embodiment by name",
+    "bushel.trajectory.oxe.crossformer": "The tables of CrossFormer",
+    "bushel.trajectory.oxe.octo": "The tables of Octo",
+    "bushel.trajectory.oxe.openvla": "The tables of OpenVLA",
+    "bushel.trajectory.oxe.xgym": "The tables of X-Gym",
     "bushel.trajectory.traj_transforms": "Functions of whole trajectories",
     "bushel.trajectory.obs_transforms": "Functions of the images of a frame",
     "bushel.trajectory.goal_relabeling": "Goals from the future of a step",
@@ -38,12 +42,10 @@ MODULES = {
     "bushel.multiprocessing": "Shared memory and options of workers",
     "bushel.constants": "Names of the fields of a record",
     "bushel.python": "What Grain keeps under grain.python",
+    "bushel.python.experimental": "The same as bushel.experimental",
     "bushel.engine": "Executors of your own",
 }
 """Every public module, with a title. Add new public modules here; a test finds one that is missing."""
-
-PROMISED = {"bushel.engine": ["Executor", "Ticket"]}
-"""Modules of which only some names are for users."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,17 +73,14 @@ class Name:
 
 @functools.cache
 def names_of(module_name: str) -> list[Name]:
-    """The exported names of a module. Without `__all__`, those that the module itself defines."""
+    """The exported names of a module."""
     module = importlib.import_module(module_name)
-    listed = PROMISED.get(module_name) or getattr(module, "__all__", None)
-    if listed is None:
-        listed = [
-            name
-            for name, value in vars(module).items()
-            if not name.startswith("_") and getattr(value, "__module__", None) == module_name
-        ]
+    listed = module.__all__
     extras = module._EXTRAS if module_name == "bushel" else ()
-    return [Name(module_name, name, getattr(module, name)) for name in sorted({*listed, *extras}, key=str.lower)]
+    return [
+        Name(module_name, name, getattr(module, name))
+        for name in sorted({*listed, *extras}, key=lambda name: (name.lower(), name))
+    ]
 
 
 def all_names() -> list[Name]:
@@ -139,7 +138,6 @@ CROSSFORMERS = {
         make_oxe_dataset_kwargs_and_weights make_single_dataset normalize_action_and_proprio obs_transforms oxe
         process_text resize_depth_image resize_image task_augmentation text_processing traj_transforms
     """,
-    "bushel.trajectory.oxe": "make_oxe_dataset_kwargs make_oxe_dataset_kwargs_and_weights",
     "bushel.trajectory.traj_transforms": """
         add_head_action_mask add_pad_mask_dict chunk_act_obs pad_actions_and_proprio subsample zero_out_future_proprio
     """,
@@ -157,14 +155,14 @@ CROSSFORMERS = {
         to_padding tree_map tree_merge
     """,
 }
-"""Names of CrossFormer, Octo and dlimp, by the module that has them here."""
+"""Names of CrossFormer, Octo, OpenVLA, X-Gym and dlimp, by the module that has them here."""
 
 
 def find_giver(name: Name) -> str:
     """The library whose name this is: a program written for that library finds it here. "Bushel" for all others."""
     if name.module == "bushel.jit.cereal" or (name.module.startswith("bushel.jit") and name.name in _names_in_cyreal()):
         return "cyreal"
-    if name.name in CROSSFORMERS.get(name.module, "").split():
+    if name.module.startswith("bushel.trajectory.oxe") or name.name in CROSSFORMERS.get(name.module, "").split():
         return "CrossFormer"
     if not name.module.startswith(("bushel.jit", "bushel.trajectory")) and name.name in _names_in_grain():
         return "Grain"

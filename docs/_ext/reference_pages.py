@@ -12,6 +12,7 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
 import bushel
+from bushel._src.base.public import find_module
 
 ROOT = Path(__file__).parent.parent.parent
 SPECIAL = ("__call__", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__")
@@ -136,7 +137,7 @@ def _value(name: Name) -> str:
 
 def _value_docstring(name: Name) -> str:
     """The docstring below a value, in the module itself or in the one where the value is defined."""
-    for module in (name.module, "bushel.base.transforms", "bushel.base.options"):
+    for module in (name.module, "bushel._src.base.transforms", "bushel._src.base.options"):
         docs = ModuleAnalyzer.for_module(module).find_attr_docs()
         if text := docs.get(("", name.name)):
             return " ".join(text).strip()
@@ -193,7 +194,7 @@ def name_page(name: Name, described: dict[int, Name]) -> str:
 
 
 def _has_meta(value: type) -> bool:
-    return type(value).__module__.startswith("bushel.")
+    return type(value).__module__.partition(".")[0] == "bushel"
 
 
 def _is_public(name: str) -> bool:
@@ -204,7 +205,7 @@ def _members(cls: type, described_base: type):
     """Names of the members that Bushel's own classes define, those of the class itself first."""
     seen = set()
     for base in cls.__mro__:
-        if not base.__module__.startswith("bushel.") or base in described_base.__mro__:
+        if base.__module__.partition(".")[0] != "bushel" or base in described_base.__mro__:
             continue
         documented_fields = [name for name in _attribute_docs(base) if _is_public(name)]
         yield from (name for name in documented_fields if name not in seen)
@@ -222,7 +223,7 @@ def _members(cls: type, described_base: type):
 
 def _attribute_docs(cls: type) -> list[str]:
     """Attributes and fields of a class that have a docstring below them."""
-    documented = ModuleAnalyzer.for_module(cls.__module__).find_attr_docs()
+    documented = ModuleAnalyzer.for_module(find_module(cls)).find_attr_docs()
     return [name for owner, name in documented if owner == cls.__qualname__]
 
 

@@ -6,83 +6,90 @@
 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 """
 
-import importlib as _importlib
 import os as _os
 import typing as _typing
 
+from bushel._src.base.doors import open_door as _open_door
+
 if _typing.TYPE_CHECKING:
-    from bushel import (
-        checkpoint,
-        constants,
-        experimental,
-        multiprocessing,
-        python,
-        samplers,
-        sharding,
-        sources,
-        testing,
-        transforms,
-    )
-    from bushel import (
-        device as device,
-    )
-    from bushel import (
-        jit as jit,
-    )
-    from bushel import (
-        prometheus as prometheus,
-    )
-    from bushel import (
-        ray as ray,
-    )
-    from bushel import (
-        trajectory as trajectory,
-    )
-    from bushel.base.config import config
-    from bushel.base.errors import (
-        BushelDeprecationWarning,
-        BushelError,
-        BushelWarning,
-        DamagedFile,
-        OtherFile,
-        PipelineNotSent,
-        PositionOutOfRange,
-        SavedByAnotherPipeline,
-        StateMismatch,
-        StoppedByUser,
-        TooLarge,
-        TooManySkipped,
-        UnknownFormat,
-        WorkerDied,
-        WorkerTimeout,
-    )
-    from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions, ReadOptions, WorkerOptions
-    from bushel.base.progress import on_progress
-    from bushel.base.records import Record, RecordMetadata
-    from bushel.base.transforms import Batch, Transformation
-    from bushel.base.transforms import Map as MapTransform
-    from bushel.base.transforms import RandomMap as RandomMapTransform
-    from bushel.base.written import Written
-    from bushel.base_dataset import Dataset
-    from bushel.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
-    from bushel.data_loader import DataLoader, DataLoaderIterator, load
-    from bushel.dataset import IterDataset, MapDataset
-    from bushel.device.loader_on_device import device_put as device_put
-    from bushel.display.shown import ShownElement
-    from bushel.elastic import ElasticIterator
-    from bushel.engine import Report
-    from bushel.engine.figures import Pool, Skip, Stage, Transfer
-    from bushel.graph.columns import Column
-    from bushel.graph.origins import ElementOrigin, SourceRecord
-    from bushel.graph.show import Description
-    from bushel.iterator import DatasetIterator
-    from bushel.map_dataset import PackedMapDataset
-    from bushel.running import ReportServer, serve_report
-    from bushel.samplers import IndexSampler, Sampler, SequentialSampler
-    from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
-    from bushel.sources import RandomAccessDataSource
-    from bushel.state.explanation import IdentityExplanation, IdentityPart, explain_identity
-    from bushel.view import view as view
+    from bushel import checkpoint as checkpoint
+    from bushel import constants as constants
+    from bushel import device as device
+    from bushel import experimental as experimental
+    from bushel import jit as jit
+    from bushel import multiprocessing as multiprocessing
+    from bushel import prometheus as prometheus
+    from bushel import python as python
+    from bushel import ray as ray
+    from bushel import samplers as samplers
+    from bushel import sharding as sharding
+    from bushel import sources as sources
+    from bushel import testing as testing
+    from bushel import trajectory as trajectory
+    from bushel import transforms as transforms
+    from bushel import view as view
+    from bushel._src.base.errors import BushelDeprecationWarning as BushelDeprecationWarning
+    from bushel._src.base.errors import BushelError as BushelError
+    from bushel._src.base.errors import BushelWarning as BushelWarning
+    from bushel._src.base.errors import DamagedFile as DamagedFile
+    from bushel._src.base.errors import OtherFile as OtherFile
+    from bushel._src.base.errors import PipelineNotSent as PipelineNotSent
+    from bushel._src.base.errors import PositionOutOfRange as PositionOutOfRange
+    from bushel._src.base.errors import SavedByAnotherPipeline as SavedByAnotherPipeline
+    from bushel._src.base.errors import StateMismatch as StateMismatch
+    from bushel._src.base.errors import StoppedByUser as StoppedByUser
+    from bushel._src.base.errors import TooLarge as TooLarge
+    from bushel._src.base.errors import TooManySkipped as TooManySkipped
+    from bushel._src.base.errors import UnknownFormat as UnknownFormat
+    from bushel._src.base.errors import WorkerDied as WorkerDied
+    from bushel._src.base.errors import WorkerTimeout as WorkerTimeout
+    from bushel._src.base.grain_names import config as config
+    from bushel._src.base.options import DatasetOptions as DatasetOptions
+    from bushel._src.base.options import MultiprocessingOptions as MultiprocessingOptions
+    from bushel._src.base.options import NoSharding as NoSharding
+    from bushel._src.base.options import RayOptions as RayOptions
+    from bushel._src.base.options import ReadOptions as ReadOptions
+    from bushel._src.base.options import ShardByJaxProcess as ShardByJaxProcess
+    from bushel._src.base.options import ShardOptions as ShardOptions
+    from bushel._src.base.options import WorkerOptions as WorkerOptions
+    from bushel._src.base.progress import Written as Written
+    from bushel._src.base.progress import on_progress as on_progress
+    from bushel._src.base.records import Record as Record
+    from bushel._src.base.records import RecordMetadata as RecordMetadata
+    from bushel._src.base.transforms import Batch as Batch
+    from bushel._src.base.transforms import Map as MapTransform
+    from bushel._src.base.transforms import RandomMap as RandomMapTransform
+    from bushel._src.base.transforms import Transformation as Transformation
+    from bushel._src.datasets.base_dataset import Dataset as Dataset
+    from bushel._src.datasets.dataset import IterDataset as IterDataset
+    from bushel._src.datasets.dataset import MapDataset as MapDataset
+    from bushel._src.datasets.iterator import DatasetIterator as DatasetIterator
+    from bushel._src.datasets.map_dataset import PackedMapDataset as PackedMapDataset
+    from bushel._src.device.to_device import device_put as device_put
+    from bushel._src.display.show_element import ShownElement as ShownElement
+    from bushel._src.engine.measurements import Pool as Pool
+    from bushel._src.engine.measurements import SkippedElements as SkippedElements
+    from bushel._src.engine.measurements import Stage as Stage
+    from bushel._src.engine.measurements import Transfer as Transfer
+    from bushel._src.engine.report import Report as Report
+    from bushel._src.graph.columns import Column as Column
+    from bushel._src.graph.graph_text import Description as Description
+    from bushel._src.graph.origins import ElementOrigin as ElementOrigin
+    from bushel._src.graph.origins import SourceRecord as SourceRecord
+    from bushel._src.graph.samplers import IndexSampler as IndexSampler
+    from bushel._src.graph.samplers import Sampler as Sampler
+    from bushel._src.graph.samplers import SequentialSampler as SequentialSampler
+    from bushel._src.loaders.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
+    from bushel._src.loaders.data_loader import DataLoader as DataLoader
+    from bushel._src.loaders.data_loader import DataLoaderIterator as DataLoaderIterator
+    from bushel._src.loaders.data_loader import load as load
+    from bushel._src.loaders.elastic import ElasticIterator as ElasticIterator
+    from bushel._src.reporting.report_server import ReportServer as ReportServer
+    from bushel._src.reporting.report_server import serve_report as serve_report
+    from bushel._src.sources.protocol import RandomAccessDataSource as RandomAccessDataSource
+    from bushel._src.state.identity import IdentityExplanation as IdentityExplanation
+    from bushel._src.state.identity import IdentityPart as IdentityPart
+    from bushel._src.state.identity import explain_identity as explain_identity
 
 __version__ = "0.1.0"
 __version_info__ = (0, 1, 0)
@@ -130,7 +137,7 @@ __all__ = [
     "ShardByJaxProcess",
     "ShardOptions",
     "ShownElement",
-    "Skip",
+    "SkippedElements",
     "SourceRecord",
     "Stage",
     "StateMismatch",
@@ -164,98 +171,49 @@ __all__ = [
 ]
 
 _EXTRAS = ("device", "device_put", "jit", "prometheus", "ray", "trajectory", "view")
-"""Modules that need an extra, such as JAX. They are not in `__all__`, so that `from bushel import *` needs none."""
+"""Names that need an extra, such as JAX. They are not in `__all__`, so that `from bushel import *` needs none."""
 
-_ELSEWHERE = {
-    "IdentityPart": "state.explanation",
-    "Transfer": "engine.figures",
-    "Stage": "engine.figures",
-    "Skip": "engine.figures",
-    "Pool": "engine.figures",
-    "Batch": "base.transforms",
-    "BushelDeprecationWarning": "base.errors",
-    "BushelError": "base.errors",
-    "BushelWarning": "base.errors",
-    "Column": "graph.columns",
-    "DamagedFile": "base.errors",
-    "DataLoader": "data_loader",
-    "DataLoaderIterator": "data_loader",
-    "Dataset": "base_dataset",
-    "DatasetIterator": "iterator",
-    "DatasetOptions": "base.options",
-    "Description": "graph.show",
-    "ElasticIterator": "elastic",
-    "ElementOrigin": "graph.origins",
-    "IdentityExplanation": "state.explanation",
-    "IndexSampler": "samplers",
-    "IterDataset": "dataset",
-    "MapDataset": "dataset",
-    "MapTransform": "base.transforms.Map",
-    "MultiprocessingOptions": "base.options",
-    "NoSharding": "sharding",
-    "OrbaxCheckpointHandler": "checkpoint.CheckpointHandler",
-    "OtherFile": "base.errors",
-    "PackedMapDataset": "map_dataset",
-    "PipelineNotSent": "base.errors",
-    "PositionOutOfRange": "base.errors",
-    "RandomAccessDataSource": "sources",
-    "RandomMapTransform": "base.transforms.RandomMap",
-    "RayOptions": "base.options",
-    "ReadOptions": "base.options",
-    "Record": "base.records",
-    "RecordMetadata": "base.records",
-    "Report": "engine",
-    "ReportServer": "running",
-    "Sampler": "samplers",
-    "SavedByAnotherPipeline": "base.errors",
-    "SequentialSampler": "samplers",
-    "ShardByJaxProcess": "sharding",
-    "ShardOptions": "sharding",
-    "ShownElement": "display.shown",
-    "SourceRecord": "graph.origins",
-    "StateMismatch": "base.errors",
-    "StoppedByUser": "base.errors",
-    "TooLarge": "base.errors",
-    "TooManySkipped": "base.errors",
-    "Transformation": "base.transforms",
-    "UnknownFormat": "base.errors",
-    "WorkerDied": "base.errors",
-    "WorkerOptions": "base.options",
-    "WorkerTimeout": "base.errors",
-    "Written": "base.written",
-    "config": "base.config",
-    "device_put": "device.loader_on_device",
-    "explain_identity": "state.explanation",
-    "load": "data_loader",
-    "on_progress": "base.progress",
-    "serve_report": "running",
+_MODULES = {
+    "base.errors": (
+        "BushelDeprecationWarning BushelError BushelWarning DamagedFile OtherFile PipelineNotSent "
+        "PositionOutOfRange SavedByAnotherPipeline StateMismatch StoppedByUser TooLarge TooManySkipped "
+        "UnknownFormat WorkerDied WorkerTimeout"
+    ),
+    "base.grain_names": "config",
+    "base.options": (
+        "DatasetOptions MultiprocessingOptions NoSharding RayOptions ReadOptions ShardByJaxProcess "
+        "ShardOptions WorkerOptions"
+    ),
+    "base.progress": "on_progress Written",
+    "base.records": "Record RecordMetadata",
+    "base.transforms": "Batch Map=MapTransform RandomMap=RandomMapTransform Transformation",
+    "datasets.base_dataset": "Dataset",
+    "datasets.dataset": "IterDataset MapDataset",
+    "datasets.iterator": "DatasetIterator",
+    "datasets.map_dataset": "PackedMapDataset",
+    "device.to_device": "device_put",
+    "display.show_element": "ShownElement",
+    "engine.measurements": "Pool SkippedElements Stage Transfer",
+    "engine.report": "Report",
+    "graph.columns": "Column",
+    "graph.graph_text": "Description",
+    "graph.origins": "ElementOrigin SourceRecord",
+    "graph.samplers": "IndexSampler Sampler SequentialSampler",
+    "loaders.checkpoint": "CheckpointHandler=OrbaxCheckpointHandler",
+    "loaders.data_loader": "DataLoader DataLoaderIterator load",
+    "loaders.elastic": "ElasticIterator",
+    "reporting.report_server": "ReportServer serve_report",
+    "sources.protocol": "RandomAccessDataSource",
+    "state.identity": "explain_identity IdentityExplanation IdentityPart",
 }
-"""The module of each name that is loaded when it is asked for; with another name there, where it has one."""
-
 
 if not _typing.TYPE_CHECKING:  # so that a type checker reports missing names
-
-    def __getattr__(name: str) -> object:
-        """Loads a name when it is first asked for: `import bushel` is quick, and workers load only what they run."""
-        if name not in __all__ and name not in _EXTRAS:
-            hints = _importlib.import_module("bushel.base.hints")
-            text = hints.missing_in_module("bushel", name, [*__all__, *_EXTRAS])
-            raise hints.no_attribute(text, name)
-        if name not in _ELSEWHERE:
-            return _importlib.import_module(f"bushel.{name}")
-        module, _, other = _ELSEWHERE[name].rpartition(".")
-        if not other[0].isupper():
-            module, other = _ELSEWHERE[name], name
-        value = globals()[name] = getattr(_importlib.import_module(f"bushel.{module}"), other)
-        return value
-
+    __getattr__, __dir__ = _open_door(__name__, __all__, _MODULES, _EXTRAS)
 
 if _os.environ.get("ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY"):
-    from bushel.base import options as _options
+    from bushel._src.base import options as _options
 
     if _options.TELEMETRY:
-        _importlib.import_module("bushel.prometheus").serve_all()
+        from bushel._src.reporting.prometheus import serve_all as _serve_all
 
-
-def __dir__() -> list[str]:
-    return sorted({name for name in globals() if name.startswith("__")} | {*__all__, *_EXTRAS})
+        _serve_all()

@@ -2,7 +2,7 @@
 
 import sys
 
-from bushel.cli import main
+from bushel._src.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,11 +1,11 @@
 """What Grain keeps under `grain.experimental`, under the same names."""
 
-from bushel.base.options import DatasetOptions, ExecutionTrackingMode
-from bushel.base.rng import RngPool
-from bushel.base.specs import ShapeDtypeStruct, ShapeDtypeStructProtocol
-from bushel.base.transforms import FlatMap as FlatMapTransform
-from bushel.base.transforms import MapWithIndex as MapWithIndexTransform
-from bushel.dataset import (
+from bushel._src.base.options import DatasetOptions, ExecutionTrackingMode
+from bushel._src.base.rng import RngPool
+from bushel._src.base.transforms import FlatMap as FlatMapTransform
+from bushel._src.base.transforms import MapWithIndex as MapWithIndexTransform
+from bushel._src.base.trees import ShapeDtypeStruct, ShapeDtypeStructProtocol
+from bushel._src.datasets.dataset import (
     FlatMapIterDataset,
     FlatMapMapDataset,
     ThreadPrefetchIterDataset,
@@ -15,29 +15,32 @@ from bushel.dataset import (
     get_element_spec,
     multithread_prefetch,
 )
-from bushel.device.loader_on_device import device_put_like_grain as device_put
-from bushel.elastic import ElasticIterator
-from bushel.files import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
-from bushel.graph.batch import batch_and_pad
-from bushel.graph.concat_split import BOSHandling
-from bushel.graph.legacy import PackAndBatchOperation
-from bushel.index.shuffle import index_shuffle
-from bushel.iterator import ThreadPrefetchDatasetIterator, get_next_index, set_next_index
-from bushel.operations import (
+from bushel._src.datasets.grain_classes import (
     BestFitPackIterDataset,
     CacheIterDataset,
     ConcatThenSplitIterDataset,
     FirstFitPackIterDataset,
     InterleaveIterDataset,
+    IterableIterDataset,
     LimitIterDataset,
+    ParquetIterDataset,
     RebatchIterDataset,
     RepeatIterDataset,
+    TFRecordIterDataset,
+    WebDatasetIterDataset,
     WindowShuffleIterDataset,
     WindowShuffleMapDataset,
     ZipIterDataset,
     assert_equal_output_after_checkpoint,
 )
-from bushel.performance import PerformanceConfig, pick_performance_config
+from bushel._src.datasets.iterator import ThreadPrefetchDatasetIterator, get_next_index, set_next_index
+from bushel._src.datasets.performance import PerformanceConfig, pick_performance_config
+from bushel._src.device.to_device import device_put_like_grain as device_put
+from bushel._src.graph.batch import batch_and_pad
+from bushel._src.graph.concat_split import BOSHandling
+from bushel._src.graph.loader_ops import PackAndBatchOperation
+from bushel._src.index.shuffle import index_shuffle
+from bushel._src.loaders.elastic import ElasticIterator
 
 __all__ = [
     "BOSHandling",

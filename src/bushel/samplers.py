@@ -1,5 +1,9 @@
 """Samplers of a DataLoader, under Grain's names."""
 
-from bushel.graph.sampling import IndexSampler, Sampler, SequentialSampler
+from bushel._src.graph.samplers import IndexSampler, Sampler, SequentialSampler
 
-__all__ = ["IndexSampler", "Sampler", "SequentialSampler"]
+__all__ = [
+    "IndexSampler",
+    "Sampler",
+    "SequentialSampler",
+]

@@ -1,5 +1,9 @@
 """Which part of the data a process reads, under Grain's names."""
 
-from bushel.base.sharding import NoSharding, ShardByJaxProcess, ShardOptions
+from bushel._src.base.options import NoSharding, ShardByJaxProcess, ShardOptions
 
-__all__ = ["NoSharding", "ShardByJaxProcess", "ShardOptions"]
+__all__ = [
+    "NoSharding",
+    "ShardByJaxProcess",
+    "ShardOptions",
+]

@@ -1,6 +1,6 @@
 """Transformations as classes, under Grain's names."""
 
-from bushel.base.transforms import (
+from bushel._src.base.transforms import (
     Batch,
     DatasetSelectionMap,
     Filter,

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from bushel.base import distributions, following
-from bushel.base.following import is_own
-from bushel.state.digest import examine
+from bushel._src.base import code_inspection
+from bushel._src.base.code_inspection import is_users_code
+from bushel._src.state.digest import examine
 
 
 @pytest.fixture
@@ -39,9 +39,10 @@ def install(tmp_path, monkeypatch):
                 info.joinpath("top_level.txt").write_text(f"{module.partition('.')[0]}\n")
             if origin is not None:
                 info.joinpath("direct_url.json").write_text(json.dumps(origin))
-        for cached in (distributions._list_distributions, distributions._find_distributions_with,
-                       distributions._list_files, distributions._is_own_distribution, following._is_own,
-                       distributions.find_build, distributions._list_archives):  # fmt: skip
+        for cached in (code_inspection._list_distributions, code_inspection._find_distributions_with,
+                       code_inspection._list_files, code_inspection._is_users_distribution,
+                       code_inspection._is_users_module,
+                       code_inspection.find_build, code_inspection._list_archives):  # fmt: skip
             cached.cache_clear()
         importlib.invalidate_caches()
         sys.modules.pop(module, None)
@@ -52,13 +53,13 @@ def install(tmp_path, monkeypatch):
     for module in loaded:
         for name in [name for name in sys.modules if name.partition(".")[0] == module.partition(".")[0]]:
             del sys.modules[name]
-    following._is_own.cache_clear()
+    code_inspection._is_users_module.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["mine_lib", "Mine.Lib", "quite-another"])
 @pytest.mark.parametrize("module", ["mine_lib", "mine_lib.inner.deep"])
 def test_a_distribution_from_an_index_is_a_library(install, name, module):
-    assert not is_own(install(module, name=name).f)
+    assert not is_users_code(install(module, name=name).f)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +72,13 @@ def test_a_distribution_from_an_index_is_a_library(install, name, module):
     ids=["folder", "editable", "repository"],
 )
 def test_a_distribution_from_a_folder_or_a_repository_is_the_users(install, origin):
-    assert is_own(install("mine_lib", name="mine-lib", origin=origin).f)
+    assert is_users_code(install("mine_lib", name="mine-lib", origin=origin).f)
 
 
 def test_a_wheel_is_a_library(install):
-    assert not is_own(install("mine_lib", name="mine-lib", origin={"url": "file:///a.whl", "archive_info": {}}).f)
+    assert not is_users_code(
+        install("mine_lib", name="mine-lib", origin={"url": "file:///a.whl", "archive_info": {}}).f
+    )
 
 
 def test_what_was_installed_from_an_archive_on_this_machine_counts_by_the_content_of_its_files(install):
@@ -92,23 +95,23 @@ def test_what_was_installed_from_an_archive_on_this_machine_counts_by_the_conten
 
 def test_a_package_of_conda_is_a_library_wherever_it_was_built(install):
     origin = {"url": "file:///home/conda/feedstock_root/build_artifacts/mine_lib/work", "dir_info": {}}
-    assert not is_own(install("mine_lib", name="mine-lib", origin=origin, installer="conda").f)
+    assert not is_users_code(install("mine_lib", name="mine-lib", origin=origin, installer="conda").f)
 
 
 def test_a_checkout_with_an_egg_info_beside_it_is_the_users(tmp_path):
     (tmp_path / "mine_lib.egg-info").mkdir()
     (tmp_path / "mine_lib.egg-info" / "top_level.txt").write_text("mine_lib\n")
-    assert not distributions.is_installed_library(str(tmp_path / "mine_lib.py"), "mine_lib")
+    assert not code_inspection.is_installed_library(str(tmp_path / "mine_lib.py"), "mine_lib")
 
 
 def test_a_module_that_no_distribution_has_installed_is_the_users(install):
     install("bought", name="bought")
-    assert is_own(install("mine_copied").f)
-    assert is_own(install("bought_extra.inner").f)
+    assert is_users_code(install("mine_copied").f)
+    assert is_users_code(install("bought_extra.inner").f)
 
 
 def test_a_distribution_of_the_operating_system_has_no_record(install):
-    assert not is_own(install("mine_lib", name="mine-lib", record=False, top_level=True).f)
+    assert not is_users_code(install("mine_lib", name="mine-lib", record=False, top_level=True).f)
 
 
 def test_the_standard_library_numpy_and_bushel_are_libraries():
@@ -120,9 +123,9 @@ def test_the_standard_library_numpy_and_bushel_are_libraries():
 
     import bushel
 
-    assert not any(map(is_own, (dataclasses.dataclass, sysconfig.get_path, numpy.lib.stride_tricks.as_strided)))
+    assert not any(map(is_users_code, (dataclasses.dataclass, sysconfig.get_path, numpy.lib.stride_tricks.as_strided)))
     assert not any(
-        map(is_own, (yaml.safe_load, yaml.Loader, bushel.MapDataset, bushel.sources.convert, pytest.fixture))
+        map(is_users_code, (yaml.safe_load, yaml.Loader, bushel.MapDataset, bushel.sources.convert, pytest.fixture))
     )
-    assert is_own(install)
-    assert is_own(type("Made", (), {}))
+    assert is_users_code(install)
+    assert is_users_code(type("Made", (), {}))

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import bushel
-from bushel.base import effects
-from bushel.base.effects import find_reading
+from bushel._src.base import read_only_calls
+from bushel._src.base.read_only_calls import find_reading
 from bushel.testing import same
 
 
@@ -151,7 +151,7 @@ def test_a_function_that_writes_is_recognized_and_the_data_stay(number):
 
 def test_methods_that_count_as_reading_do_not_change_their_object():
     tried = 0
-    for name in effects._READING_METHODS:
+    for name in read_only_calls._READING_METHODS:
         for make in (lambda: np.arange(6.0).reshape(2, 3), lambda: {"a": [1]}, lambda: "a,b", lambda: b"a,b"):
             value = make()
             method: Any = getattr(value, name, None)

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bushel.base.ownership import own
+from bushel._src.base.private_elements import make_private
 
 
 def pass_gate(make: Callable[[], Any], received: bool = False) -> Any:
     """A new object after the gate. Nothing but the gate has held it."""
-    return own([make()], received=received)[0]
+    return make_private([make()], received=received)[0]
 
 
 class Own:
@@ -43,7 +43,7 @@ class Shared:
 
 
 def test_objects_with_the_same_attributes_are_copied():
-    first, second = own([Shared(np.zeros(2)), Shared(np.zeros(2))])
+    first, second = make_private([Shared(np.zeros(2)), Shared(np.zeros(2))])
     first.a += 1
     assert second.a.tolist() == [0, 0] and Shared.attributes["a"].tolist() == [0, 0]
 

@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
-import clusters
 import pytest
+from helpers import ray_clusters
 
 
 @pytest.fixture(scope="session")
@@ -15,5 +15,5 @@ def cluster() -> Iterator[Any]:
     """A cluster of three nodes, to which this process is connected."""
     if importlib.util.find_spec("ray") is None:  # not imported yet: Ray reads its settings when it is
         pytest.skip("Ray is not installed.")
-    with clusters.running_cluster(3) as cluster:
+    with ray_clusters.running_cluster(3) as cluster:
         yield cluster

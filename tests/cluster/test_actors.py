@@ -10,23 +10,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
-import clusters
 import numpy as np
 import pytest
-import strategies
+from helpers import ray_clusters, strategies
+from helpers.places_to_run import DECISIONS, places
+from helpers.recipes import Recipe, as_stream
+from helpers.waiting import wait_until
+from helpers.worker_pools import open_on
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import Recipe, as_stream
-from watching import wait_until
 
 import bushel
-from bushel.engine import drawn_delivery as drawn
-from bushel.engine import opener
-from bushel.engine.actors.executor import Actors
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.actors.executor import Actors
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Executor
 from bushel.experimental import ElasticIterator
-from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
 pytestmark = [pytest.mark.ray, pytest.mark.serial]
@@ -41,22 +40,6 @@ laws = settings(
 )
 many = settings(laws, max_examples=300)
 
-PLACINGS = {
-    "as measured": {},
-    "rows go out": {(drawn, "SHIP_S"): -1.0, (drawn, "_TRIED_ROWS"): 1},
-    "streams go out": {(opener, "_has_opaque_leaf"): lambda node: True},
-}
-places = st.sampled_from(list(PLACINGS))
-
-
-@contextlib.contextmanager
-def placing(place: str) -> Iterator[None]:
-    """Decides what of a pipeline goes to actors, which is otherwise a matter of measured time."""
-    with pytest.MonkeyPatch.context() as patch:
-        for (module, name), value in PLACINGS[place].items():
-            patch.setattr(module, name, value)
-        yield
-
 
 @pytest.fixture(scope="module")
 def executors(cluster: Any) -> Iterator[dict[str, Executor | None]]:
@@ -68,9 +51,9 @@ def executors(cluster: Any) -> Iterator[dict[str, Executor | None]]:
 names = st.sampled_from(["actors", "processes", "inline"])
 
 
-def opened(recipe: Recipe | Any, executor: Executor | None) -> PipelineIterator[Any]:
+def opened(recipe: Recipe | Any, executor: Executor | None, place: str = "as measured") -> PipelineIterator[Any]:
     ds = as_stream(recipe, bushel) if isinstance(recipe, Recipe) else recipe
-    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
+    return open_on(ds, executor, DECISIONS[place])
 
 
 def told(it: Any, most: int) -> tuple[list[Any], list[str], Any]:
@@ -85,21 +68,23 @@ def told(it: Any, most: int) -> tuple[list[Any], list[str], Any]:
     return elements, [*states, json.dumps(it.get_state())], None
 
 
-def check_same(recipe: Recipe, executors: dict[str, Executor | None], most: int) -> None:
-    with opened(recipe, None) as here, opened(recipe, executors["actors"]) as there:
+def check_same(recipe: Recipe, executors: dict[str, Executor | None], place: str, most: int) -> None:
+    with opened(recipe, None) as here, opened(recipe, executors["actors"], place) as there:
         expected, found = told(here, most), told(there, most)
     assert same(found[0], expected[0])
     assert found[1:] == expected[1:]
 
 
-def check_goes_on(recipe: Recipe, one: Executor | None, other: Executor | None, cut: int, most: int) -> None:
+def check_goes_on(
+    recipe: Recipe, one: Executor | None, other: Executor | None, place: str, cut: int, most: int
+) -> None:
     with opened(recipe, None) as it:
         elements, states, failed = told(it, most)
     cut %= len(elements) + 1
-    with opened(recipe, one) as it:
+    with opened(recipe, one, place) as it:
         assert len(list(itertools.islice(it, cut))) == cut
         saved = json.dumps(it.get_state())
-    with opened(recipe, other) as it:
+    with opened(recipe, other, place) as it:
         it.set_state(json.loads(saved))
         found = told(it, most - cut)
     assert same(found[0], elements[cut:])
@@ -109,25 +94,22 @@ def check_goes_on(recipe: Recipe, one: Executor | None, other: Executor | None, 
 @laws
 @given(recipe=strategies.recipes(), place=places)
 def test_elements_and_states_are_the_same(executors, recipe, place):
-    with placing(place):
-        check_same(recipe, executors, most=25)
+    check_same(recipe, executors, place, most=25)
 
 
 @laws
 @given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 25), place=places)
 def test_states_are_interchangeable(executors, recipe, one, other, cut, place):
-    with placing(place):
-        check_goes_on(recipe, executors[one], executors[other], cut, most=25)
+    check_goes_on(recipe, executors[one], executors[other], place, cut, most=25)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @many
 @given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 60), place=places)
-def test_many_pipelines(executors, recipe, one, other, cut, place):
-    with placing(place):
-        check_same(recipe, executors, most=60)
-        check_goes_on(recipe, executors[one], executors[other], cut, most=60)
+def test_many_pipelines_are_the_same_in_actors(executors, recipe, one, other, cut, place):
+    check_same(recipe, executors, place, most=60)
+    check_goes_on(recipe, executors[one], executors[other], place, cut, most=60)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -154,11 +136,11 @@ def pictures(count: int = 400) -> Any:
 def test_ray_prefetch_gives_what_everybody_gives_and_leaves_nothing(cluster):
     ds = pictures().filter(is_odd).random_map(brighten).batch(8)
     expected = list(ds)
-    before = set(clusters.living_actors())
-    with clusters.leaving_nothing(), iter(ds.ray_prefetch(bushel.RayOptions(num_workers=2))) as it:
+    before = set(ray_clusters.living_actors())
+    with ray_clusters.leaving_nothing(), iter(ds.ray_prefetch(bushel.RayOptions(num_workers=2))) as it:
         first = [next(it) for _ in range(7)]
         state = it.get_state()
-        assert len(set(clusters.living_actors()) - before) == 2
+        assert len(set(ray_clusters.living_actors()) - before) == 2
     with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(2))) as it:
         it.set_state(state)
         assert same([*first, *it], expected)
@@ -167,7 +149,7 @@ def test_ray_prefetch_gives_what_everybody_gives_and_leaves_nothing(cluster):
 def test_bushel_chooses_how_many_actors(cluster):
     ds = pictures().batch(8)
     options = bushel.RayOptions(min_workers=2, max_workers=3)
-    with clusters.leaving_nothing(), iter(ds.ray_prefetch(options)) as it:
+    with ray_clusters.leaving_nothing(), iter(ds.ray_prefetch(options)) as it:
         assert same(list(it), list(ds))
         assert it.report().pools[0].size >= 2
 
@@ -207,10 +189,10 @@ def test_large_arrays_are_in_the_object_store_once_for_all_programs(executors):
     table = np.random.default_rng(0).random((100_000, 4))  # 3.2 MB
     parts = [bushel.MapDataset.range(start, start + 50).map(Table(table)).to_iter_dataset() for start in (0, 50)]
     ds = bushel.IterDataset.mix(parts)
-    before = clusters.held_objects()
+    before = ray_clusters.held_objects()
     with ds.iterate_on(executors["actors"]) as it:
         sums, files = zip(*it)
-        assert clusters.held_objects() - before <= 3  # two programs, and one array
+        assert ray_clusters.held_objects() - before <= 3  # two programs, and one array
     assert sums == tuple(total for total, _ in ds)
     assert all("plasma" in file for file in files), "an actor has copied the array"
 
@@ -235,10 +217,10 @@ def huge(x: int) -> dict[str, Any]:
 def test_the_object_store_never_spills(cluster, make, count, budget_bytes):
     """Twice and more of what a store holds goes through it, and the consumer keeps all of it."""
     ds = bushel.MapDataset.range(count).map(make).to_iter_dataset()
-    before = clusters.spilled_bytes()
+    before = ray_clusters.spilled_bytes()
     with iter(ds.ray_prefetch(bushel.RayOptions(num_workers=3, budget_bytes=budget_bytes))) as it:
         kept = list(it)
-        assert clusters.spilled_bytes() == before
+        assert ray_clusters.spilled_bytes() == before
     assert [element["number"] for element in kept] == list(range(count))
     assert all((element["picture"][[0, -1]] == element["number"]).all() for element in kept)
 
@@ -247,9 +229,9 @@ def test_the_object_store_never_spills(cluster, make, count, budget_bytes):
 def test_what_ray_spills_is_seen(cluster):
     import ray
 
-    before = clusters.spilled_bytes()
+    before = ray_clusters.spilled_bytes()
     kept = [ray.put(np.zeros(20 << 20, np.uint8)) for _ in range(8)]  # 160 MB into a store of 100 MB
-    wait_until(lambda: clusters.spilled_bytes() > before)
+    wait_until(lambda: ray_clusters.spilled_bytes() > before)
     del kept
 
 
@@ -266,7 +248,7 @@ def test_several_hosts_share_the_cluster(cluster):
     """Each host has actors of its own. A state of two hosts continues on three, with actors or without."""
     ds = bushel.MapDataset.range(120).seed(3).shuffle().map(picture)
     options = bushel.RayOptions(num_workers=1)
-    with clusters.leaving_nothing():
+    with ray_clusters.leaving_nothing():
         two = [ElasticIterator(ds, 12, host, multiprocessing_options=options) for host in hosts(2)]
         alone = list(ElasticIterator(ds, 12, bushel.NoSharding()))
         for step in range(4):
@@ -324,7 +306,7 @@ def refuse(index: int, count: int) -> None:
 
 def test_an_init_function_that_fails_ends_the_run_with_its_error(cluster):
     ds = pictures().ray_prefetch(bushel.RayOptions(num_workers=1), refuse)
-    with clusters.leaving_nothing(), iter(ds) as it:
+    with ray_clusters.leaving_nothing(), iter(ds) as it:
         with pytest.raises(OSError, match="actor 0 of 1 has no disk") as raised:
             next(it)
         assert "worker_init_fn failed" in "".join(raised.value.__notes__)

@@ -14,13 +14,13 @@ import time
 from typing import Any
 
 import cloudpickle
-import clusters
 import numpy as np
 import pytest
-from watching import wait_until
+from helpers import ray_clusters
+from helpers.waiting import wait_until
 
 import bushel
-from bushel.engine.actors.executor import Actors
+from bushel._src.engine.actors.executor import Actors
 from bushel.testing import same
 
 pytestmark = [pytest.mark.ray, pytest.mark.serial]
@@ -63,7 +63,7 @@ def members_of(executor: Actors) -> list[Any]:
 def test_an_actor_that_is_killed_is_replaced(cluster):
     ds = two_kinds(400)
     expected = list(ds)
-    with clusters.leaving_nothing(), contextlib.closing(Actors(3)) as executor, ds.iterate_on(executor) as it:
+    with ray_clusters.leaving_nothing(), contextlib.closing(Actors(3)) as executor, ds.iterate_on(executor) as it:
         found = [next(it) for _ in range(10)]
         kill(members_of(executor)[0])
         found += [next(it) for _ in range(30)]
@@ -84,8 +84,8 @@ def one_on_each_node(count: int) -> Actors:
 
 def test_a_node_that_dies_and_a_node_that_joins(cluster):
     ds = two_kinds(100_000)  # more than Ray lets pass until it notices something
-    node = clusters.add_node(cluster)
-    with clusters.leaving_nothing(), contextlib.closing(one_on_each_node(4)) as executor:
+    node = ray_clusters.add_node(cluster)
+    with ray_clusters.leaving_nothing(), contextlib.closing(one_on_each_node(4)) as executor:
         it = ds.iterate_on(executor)
         found = [next(it) for _ in range(10)]
         wait_until(lambda: len(members_of(executor)) == 4)  # one of them on the node that will die
@@ -93,7 +93,7 @@ def test_a_node_that_dies_and_a_node_that_joins(cluster):
         while not executor.report().deaths:  # Ray takes a moment to notice it
             found.append(next(it))
         wait_until(lambda: len(members_of(executor)) == 3)  # there is room for three only
-        node = clusters.add_node(cluster)
+        node = ray_clusters.add_node(cluster)
         found += [next(it) for _ in range(10)]
         wait_until(lambda: len(members_of(executor)) == 4)  # the one that waited has started on the new node
         found += [next(it) for _ in range(100)]
@@ -110,7 +110,7 @@ def kills_at_50(x: int) -> int:
 
 def test_an_element_that_kills_is_named(cluster):
     ds = bushel.MapDataset.range(100).map(kills_at_50).to_iter_dataset()
-    with clusters.leaving_nothing(), contextlib.closing(Actors(2)) as executor:
+    with ray_clusters.leaving_nothing(), contextlib.closing(Actors(2)) as executor:
         with ds.iterate_on(executor) as it:
             found = []
             with pytest.raises(
@@ -133,7 +133,7 @@ def hangs_at_20(x: int) -> int:
 def test_an_element_that_never_ends_is_given_up(cluster):
     ds = bushel.MapDataset.range(40).map(hangs_at_20).to_iter_dataset()
     options = bushel.RayOptions(num_workers=1, timeout_s=3.0)
-    with clusters.leaving_nothing(), iter(ds.ray_prefetch(options)) as it:
+    with ray_clusters.leaving_nothing(), iter(ds.ray_prefetch(options)) as it:
         assert [next(it) for _ in range(20)] == list(range(20))
         with pytest.raises(bushel.WorkerDied, match=r"Computing element 20 .* took longer than timeout_s=3.0 s, twice"):
             next(it)
@@ -161,12 +161,12 @@ def test_if_the_program_is_killed_its_actors_and_objects_go(cluster):
     def free_bytes() -> float:
         return ray.available_resources().get("object_store_memory", 0)
 
-    with clusters.leaving_nothing():
-        before, actors = free_bytes(), set(clusters.living_actors())
+    with ray_clusters.leaving_nothing():
+        before, actors = free_bytes(), set(ray_clusters.living_actors())
         script = textwrap.dedent(DRIVER.format(address=cluster.address))
         driver = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
         assert driver.stdout is not None and driver.stdout.readline() == "ready\n"
-        wait_until(lambda: len(set(clusters.living_actors()) - actors) == 2)
+        wait_until(lambda: len(set(ray_clusters.living_actors()) - actors) == 2)
         wait_until(lambda: free_bytes() < before - (1 << 25))  # the table is there
         driver.kill()
         driver.wait()
@@ -190,20 +190,20 @@ def packed(count: int) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_chaos(cluster):
+def test_fifty_deaths_of_actors_and_nodes_lose_and_double_nothing(cluster):
     """Fifty deaths of actors and of nodes while a pipeline runs: equal to the run that nobody disturbed."""
     draw = random.Random(0)
     ds = packed(12_000)
     expected = list(ds)
-    nodes = [clusters.add_node(cluster)]
+    nodes = [ray_clusters.add_node(cluster)]
     kills = 0
-    with clusters.leaving_nothing(), contextlib.closing(Actors(6)) as executor, ds.iterate_on(executor) as it:
+    with ray_clusters.leaving_nothing(), contextlib.closing(Actors(6)) as executor, ds.iterate_on(executor) as it:
         found: list[Any] = []
         for _ in range(50):
             found += [next(it) for _ in range(min(draw.randrange(2, 30), len(expected) - len(found)))]
             if draw.random() < 0.15:
                 cluster.remove_node(nodes.pop(), allow_graceful=False)
-                nodes.append(clusters.add_node(cluster))
+                nodes.append(ray_clusters.add_node(cluster))
             else:
                 kill(draw.choice(wait_until(lambda: members_of(executor))))
             kills += 1
@@ -230,7 +230,7 @@ def test_ray_restarts_its_directory_while_a_pipeline_runs(tmp_path):
 
 GCS = """
     import os, signal, time
-    import clusters
+    from helpers import ray_clusters
     import bushel
 
     def slowly(x):
@@ -239,8 +239,8 @@ GCS = """
 
     ds = bushel.MapDataset.range(3000).seed(0).shuffle().map(slowly).to_iter_dataset().batch(10)
     files = {{"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": {folder!r}}}
-    with clusters.running_cluster(2, files) as cluster:
-        from bushel.engine.actors.executor import Actors
+    with ray_clusters.running_cluster(2, files) as cluster:
+        from bushel._src.engine.actors.executor import Actors
 
         executor = Actors(2)
         it = ds.iterate_on(executor)

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import clusters
 import numpy as np
 import pytest
+from helpers import ray_clusters
 
 import bushel
-from bushel import columns
-from bushel.base.options import using_for_jobs
-from bushel.cli import main
-from bushel.sources import conversion
+from bushel._src.base.options import using_for_jobs
+from bushel._src.cli import main
+from bushel._src.datasets import computed_columns
+from bushel._src.sources import conversion
+from bushel._src.trajectory import episode_conversion, episodes, single_pass
+from bushel._src.trajectory.dataset_statistics import get_dataset_statistics
+from bushel._src.trajectory.episodes import Episodes
 from bushel.testing import same
-from bushel.trajectory import convert_episodes, episodes, single_pass
-from bushel.trajectory.conversion import episode_conversion
-from bushel.trajectory.episodes import Episodes
-from bushel.trajectory.statistics import get_dataset_statistics
+from bushel.trajectory import convert_episodes
 
 pytestmark = [pytest.mark.ray, pytest.mark.serial]
 
@@ -34,7 +34,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors need not i
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs leave this process after the first piece, however quick they are."""
-    monkeypatch.setattr(columns, "_INLINE_S", 0.0)
+    monkeypatch.setattr(computed_columns, "_INLINE_S", 0.0)
     monkeypatch.setattr(single_pass, "_INLINE_S", 0.0)
 
 
@@ -72,7 +72,7 @@ def has_even_number_of_steps(traj: dict[str, Any]) -> bool:
 def actors(cluster: Any) -> Iterator[bushel.RayOptions]:
     """The actors of all jobs in this file."""
     options = bushel.RayOptions(num_workers=2)
-    with clusters.leaving_nothing(), bushel.ray.jobs_on_cluster(2):
+    with ray_clusters.leaving_nothing(), bushel.ray.jobs_on_cluster(2):
         yield options
 
 
@@ -80,7 +80,7 @@ def test_columns_tables_and_statistics_use_the_same_actors(actors, at_once, tmp_
     column = bushel.MapDataset.range(1000).column(facts, cache_dir=tmp_path / "columns")
     assert same(column.values["root"], np.sqrt(np.arange(1000)))
     assert set(column.values["process"]) - {os.getpid()}, "no actor has computed anything"
-    begun = set(clusters.living_actors())
+    begun = set(ray_clusters.living_actors())
     trajectories = bushel.MapDataset.range(60).map(trajectory)
     table = Episodes.of(single_pass.iterate_once(trajectories, ""))
     verdicts = list(single_pass.evaluate_once(trajectories, has_even_number_of_steps, ""))
@@ -88,7 +88,7 @@ def test_columns_tables_and_statistics_use_the_same_actors(actors, at_once, tmp_
     others = bushel.MapDataset.range(60).map(trajectory_with_process)
     processes = {int(traj["process"][0]) for traj in single_pass.iterate_once(others, "")}
     assert processes - {os.getpid()}, "no actor has made a trajectory"
-    assert set(clusters.living_actors()) == begun
+    assert set(ray_clusters.living_actors()) == begun
     expected = [trajectory(number) for number in range(60)]
     check_same_tables(table, Episodes.of(expected), tmp_path)
     assert verdicts == [(number, has_even_number_of_steps(traj)) for number, traj in enumerate(expected)]
@@ -112,7 +112,7 @@ def slow_root(x: int) -> float:
 
 def test_an_interrupted_column_goes_on_where_it_was(actors, monkeypatch, tmp_path):
     ds = bushel.MapDataset.range(1500)
-    monkeypatch.setattr(columns, "_SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(computed_columns, "_SAVE_EVERY_S", 0.0)
     seen: list[int] = []
 
     def interrupt(self: Any, done: int) -> None:
@@ -121,11 +121,11 @@ def test_an_interrupted_column_goes_on_where_it_was(actors, monkeypatch, tmp_pat
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns.Progress, "show", interrupt)
+        patch.setattr(computed_columns.Progress, "show", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ds.column(slow_root, cache_dir=tmp_path, workers=actors)
     seen.clear()
-    monkeypatch.setattr(columns.Progress, "show", lambda self, done: seen.append(done))
+    monkeypatch.setattr(computed_columns.Progress, "show", lambda self, done: seen.append(done))
     column = ds.column(slow_root, cache_dir=tmp_path, workers=actors)
     assert seen[0] >= 448, "it began anew"
     assert same(column.values, np.sqrt(np.arange(1500)))
@@ -167,7 +167,7 @@ def test_the_command_converts_on_the_cluster(cluster, tmp_path, capsys):
     lines.write_text("".join(f"line {number}\n" for number in range(500)))
     here = conversion.convert(lines, tmp_path / "here.array_record", shards=3)
     target = str(tmp_path / "there.array_record")
-    with clusters.leaving_nothing():
+    with ray_clusters.leaving_nothing():
         command = ["convert", str(lines), target, "--ray", "--workers", "2", "--shards", "3", "--quiet"]
         assert main(command) == 0
     assert "500 records" in capsys.readouterr().out
@@ -209,7 +209,7 @@ def test_converted_episodes_are_the_same_files(to, actors, arm, tmp_path, monkey
     with no_cluster():
         convert_episodes(arm, tmp_path / "here" / "arm", **settings)
     monkeypatch.chdir(arm.parent)
-    monkeypatch.setattr(episode_conversion._Job, "run", run_by_nobody)  # in this process alone
+    monkeypatch.setattr(episode_conversion._ShardJob, "run", run_by_nobody)  # in this process alone
     there = os.path.relpath(tmp_path / "there" / "arm")
     done = convert_episodes("arm", there, **settings)  # actors have other working directories
     assert done.elements == 6
@@ -243,7 +243,7 @@ def test_a_conversion_that_was_stopped_continues_on_the_cluster(actors, arm, tmp
 
     def kill_one(done: int, total: int) -> None:
         if done > 15 and not killed:
-            killed.append(clusters.kill_actor())
+            killed.append(ray_clusters.kill_actor())
 
     convert_episodes(arm, target, **settings | {"progress": kill_one})
     assert killed and read_files(tmp_path / "there") == read_files(tmp_path / "here")
@@ -252,7 +252,7 @@ def test_a_conversion_that_was_stopped_continues_on_the_cluster(actors, arm, tmp
 
 def test_the_command_converts_episodes_on_the_cluster(cluster, arm, tmp_path, capsys):
     target = tmp_path / "there" / "arm"
-    with clusters.leaving_nothing():
+    with ray_clusters.leaving_nothing():
         words = ["convert", str(arm), str(target), "--to", "rlds", "--ray", "--quiet"]
         assert main([*words, "--workers", "2", "--shards", "3"]) == 0
     assert "6 episodes in 5 files" in capsys.readouterr().out

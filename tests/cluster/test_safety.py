@@ -14,8 +14,8 @@ import textwrap
 import warnings
 from pathlib import Path
 
-import clusters
 import pytest
+from helpers import ray_clusters
 
 import bushel
 
@@ -102,7 +102,7 @@ def test_a_head_without_a_token_cannot_be_used_with_one(tmp_path):
 
 
 def test_the_warning_of_an_open_cluster_comes_once(cluster, monkeypatch):
-    from bushel.engine.actors import cluster as connecting
+    from bushel._src.engine.actors import cluster as connecting
 
     assert connecting.asks_for_token()
     with warnings.catch_warnings():
@@ -127,7 +127,7 @@ def test_the_code_of_the_page_runs(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 2
-    with clusters.leaving_nothing():
+    with ray_clusters.leaving_nothing():
         namespace = {"__name__": "page"}
         for block in blocks:
             exec(compile(block, str(PAGE), "exec"), namespace)

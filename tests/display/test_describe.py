@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from bushel import MapDataset
-from bushel.display import describe, describe_element, media
-from bushel.display.describe import walk
-from bushel.display.parts import find_batch_size, find_part, take_row
-from bushel.view.server import to_json
+from bushel._src.display import describe, pictures
+from bushel._src.display.describe import describe_element, walk
+from bushel._src.display.kinds import find_batch_size, find_part, take_row
+from bushel._src.view.server import to_json
 
 RNG = np.random.default_rng(0)
 PICTURE = RNG.integers(0, 256, (32, 40, 3), np.uint8)
@@ -84,7 +84,7 @@ def encoded(array, format="PNG"):
         ("x", b"\x89PNG\r\n broken", "failed"),
     ],
 )
-def test_kinds(name, value, kind):
+def test_each_value_is_shown_as_its_kind(name, value, kind):
     (part,) = parts({name: value}).values()
     assert part["kind"] == kind
     assert part["type"]
@@ -137,10 +137,10 @@ def test_large_arrays_are_cut():
         "deep": np.zeros((50, 50, 50, 50)),
     }
     shown = parts(huge)  # checks the size
-    assert max(pixels(shown["image"]["url"]).shape) == media.IMAGE_EDGE
+    assert max(pixels(shown["image"]["url"]).shape) == pictures.IMAGE_EDGE
     assert shown["video"]["total"] == 500 and shown["video"]["sprite"]["count"] == describe.FRAMES
     assert shown["text"]["left_out"] == 10**6 - describe.TEXT
-    assert len(shown["row"]["curve"]["x"]) <= media.CURVE_POINTS + 1
+    assert len(shown["row"]["curve"]["x"]) <= pictures.CURVE_POINTS + 1
 
 
 def test_many_pictures_do_not_make_a_page_without_end(monkeypatch):
@@ -152,7 +152,7 @@ def test_many_pictures_do_not_make_a_page_without_end(monkeypatch):
     assert len(to_json(shown)) < 1.7 * describe.MEDIA_BYTES
 
 
-def test_containers():
+def test_dataclasses_and_named_tuples_are_shown_by_their_parts():
     class Pair(NamedTuple):
         left: int
         right: str
@@ -207,7 +207,7 @@ def test_masks_are_drawn_over_what_they_mask():
     assert shown["x"]["shaded"] == [[16, 20]]
 
 
-def test_masks_of_octo():
+def test_an_entry_of_pad_mask_dict_is_the_mask_of_its_image():
     shown = parts({"image": np.stack([PICTURE] * 2), "pad_mask_dict": {"image": np.array([False, True])}})
     assert shown["image"]["kept"] == [0, 1] and shown["image"]["mask"] == "pad_mask_dict/image"
 
@@ -217,7 +217,7 @@ def test_an_array_of_one_value_needs_no_plot():
     assert shown["x"]["constant"] == "3.5" and "heat" not in shown["x"] and shown["y"]["constant"] == "False"
 
 
-def test_packed_tokens():
+def test_packed_rows_are_shown_with_segments_and_positions():
     ds = MapDataset.source([{"text": np.arange(n) + 10} for n in (5, 9, 4)]).pack([5, 9, 4], {"text": 12})
     row = parts(ds[0])["text"]["rows"][0]
     assert (
@@ -268,10 +268,10 @@ def test_values_that_json_has_not():
 def test_peaks_of_long_curves_are_kept():
     values = np.zeros(100_000)
     values[77_777] = 5
-    assert 5 in media.curve(values)["y"]
+    assert 5 in pictures.curve(values)["y"]
 
 
-def test_rows_of_a_batch():
+def test_rows_and_parts_of_a_batch_are_found():
     batch = {"image": np.stack([PICTURE] * 4), "label": np.arange(4), "deep": {"x": np.zeros((4, 2))}}
     assert find_batch_size(batch) == 4 and take_row(batch, 2)["label"] == 2
     assert find_batch_size({"x": np.zeros(4), "y": 3}) is None
@@ -295,7 +295,7 @@ def test_show_in_a_notebook_and_in_a_terminal():
     assert "\x1b" not in str(MapDataset.source(["\x1b[31mred"]).show(0))
 
 
-def test_show_of_a_stream():
+def test_show_reads_a_stream_up_to_the_element():
     stream = MapDataset.range(100).to_iter_dataset()
     assert stream.map(lambda x: x + 1).show(5).element == 6
     assert stream.filter(lambda x: x % 7 == 3).show(2).element == 17

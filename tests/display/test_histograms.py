@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from bushel.display import media
+from bushel._src.display import pictures
 
 ARRAYS = arrays.arrays(
     st.sampled_from([np.float64, np.float32, np.int64, np.uint8, np.int8, np.uint64, np.bool_]), st.integers(0, 60)
@@ -13,7 +13,7 @@ ARRAYS = arrays.arrays(
 
 
 def histogram(values):
-    found = media.histogram(values)
+    found = pictures.histogram(values)
     assert found is not None
     return found
 
@@ -22,7 +22,7 @@ def histogram(values):
 def test_every_finite_value_is_counted_and_few_bins_are_empty(values):
     finite = np.isfinite(values.astype(np.float64))
     if not finite.any():
-        assert media.histogram(values) is None
+        assert pictures.histogram(values) is None
         return
     found = histogram(values)
     counts, edges = found["counts"], found["edges"]

@@ -17,20 +17,19 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import strategies
+from helpers import strategies
+from helpers.recipes import as_stream
+from helpers.waiting import SOON_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import as_stream
-from watching import SOON_S
 
 import bushel
-from bushel.engine.figures import SMALL_WAIT_SHARE
-from bushel.engine.pool.autotune import MAX_STRETCH, Tuned, Tuner
-from bushel.engine.processes.executor import Processes
-from bushel.engine.processes.supervisor import ProcessSupervisor
-from bushel.engine.program import Result
-from bushel.engine.tasks import Ticket
-from bushel.iterator import PipelineIterator
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.measurements import SMALL_WAIT_SHARE
+from bushel._src.engine.pool.executor import MAX_STRETCH, Tuned, Tuner
+from bushel._src.engine.processes.executor import Processes, ProcessSupervisor
+from bushel._src.engine.program import Result
+from bushel._src.engine.tasks import Ticket
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -79,7 +78,7 @@ class Machine:
     demand=st.floats(0.2, 100),
     seed=st.integers(0, 99),
 )
-def test_it_settles_on_what_brings_something(most, each, limit, demand, seed):
+def test_the_tuner_settles_on_workers_that_gain_something(most, each, limit, demand, seed):
     machine = Machine(each, at_most=limit * each, demand=demand * each, seed=seed)
     tuner = Tuner(most)
     history = [tuner.judge(**machine.window(tuner.workers)) for _ in range(40)]
@@ -95,7 +94,7 @@ def test_it_settles_on_what_brings_something(most, each, limit, demand, seed):
     assert str(settled) in tuner.why or "waits" in tuner.why
 
 
-def test_it_tries_again_when_the_data_changes():
+def test_the_tuner_tries_again_when_the_data_changes():
     tuner = Tuner(4)
     easy, hard = Machine(100, 400, 50, 0), Machine(10, 40, 50, 0)
     for _ in range(20):
@@ -239,7 +238,7 @@ def slow(x: int) -> int:
 
 @pytest.mark.parametrize("ds", ["mp_prefetch()", "num_workers=None"])
 def test_a_slow_map_gets_more_workers(monkeypatch, ds):
-    monkeypatch.setattr("bushel.engine.opener.count_cores", lambda: 3)
+    monkeypatch.setattr("bushel._src.engine.opener.count_cores", lambda: 3)
     stream = bushel.MapDataset.range(1_000_000).map(slow).to_iter_dataset()
     none = bushel.MultiprocessingOptions(num_workers=None)
     stream = stream.mp_prefetch() if ds == "mp_prefetch()" else stream.mp_prefetch(none)
@@ -262,7 +261,7 @@ def mostly_quick(x: int) -> int:
 
 
 def test_slow_elements_that_hold_up_the_others_make_it_work_further_ahead(monkeypatch):
-    monkeypatch.setattr("bushel.engine.pool.autotune.WINDOW_S", 0.1)
+    monkeypatch.setattr("bushel._src.engine.pool.executor.WINDOW_S", 0.1)
     executor = Tuned(Processes(3))
     executor._tuner.workers = 3
     stream = bushel.MapDataset.range(1_000_000).map(mostly_quick).to_iter_dataset()
@@ -285,8 +284,8 @@ def test_a_consumer_that_is_the_limit_gets_one_worker(monkeypatch):
         return judged[-1]
 
     monkeypatch.setattr(Tuner, "judge", noted)
-    monkeypatch.setattr("bushel.engine.opener.count_cores", lambda: 3)
-    monkeypatch.setattr("bushel.engine.pool.autotune.WINDOW_S", 0.1)
+    monkeypatch.setattr("bushel._src.engine.opener.count_cores", lambda: 3)
+    monkeypatch.setattr("bushel._src.engine.pool.executor.WINDOW_S", 0.1)
     deadline = time.monotonic() + SOON_S
     with iter(bushel.MapDataset.range(1_000_000).batch(4).to_iter_dataset().mp_prefetch()) as it:
         while judged[-5:] != [1] * 5:
@@ -298,7 +297,7 @@ def test_a_consumer_that_is_the_limit_gets_one_worker(monkeypatch):
     assert "the consumer waits " in pool.why
 
 
-def test_how_it_reads():
+def test_the_number_of_workers_is_left_out_of_the_repr_if_it_is_chosen_later():
     ds = bushel.MapDataset.range(3).to_iter_dataset().mp_prefetch()
     assert repr(ds).endswith(".mp_prefetch()")
     assert bushel.MultiprocessingOptions().num_workers == 0  # as in Grain

@@ -15,8 +15,16 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bushel.engine.pool.blame import CHANCE, FEWEST_DEATHS, FIRST_PAUSE_S, LONGEST_PAUSE_S, RECENT_S, Blame, Suspicion
-from bushel.engine.pool.jobs import Job
+from bushel._src.engine.pool.jobs import Job
+from bushel._src.engine.pool.scheduling import (
+    CHANCE,
+    FEWEST_DEATHS,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    RECENT_S,
+    Blame,
+    Suspicion,
+)
 
 ELEMENT_S = 0.002
 START_S = 0.03
@@ -57,7 +65,7 @@ def test_an_element_that_always_kills_is_blamed_within_seconds(run_s):
     assert seconds < 5 + 60 * run_s
 
 
-def test_it_takes_more_deaths_while_somebody_kills_other_workers():
+def test_an_element_is_blamed_after_more_deaths_while_somebody_kills_other_workers():
     quiet, _ = try_again_and_again(Blame(), ELEMENT_S)
     stormy, seconds = try_again_and_again(Blame(), ELEMENT_S, others_per_s=20)
     assert quiet < stormy <= 40 and seconds < 30

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from bushel.engine.pool import wire
+from bushel._src.engine.pool import wire
 
 PROGRAM = """
 import dataclasses
@@ -162,7 +162,7 @@ def test_a_type_alias_of_a_program_is_sent():
 
 
 def test_what_a_worker_can_import_is_sent_by_name():
-    from importable_definitions import Name, cached, dispatched
+    from helpers.importable_definitions import Name, cached, dispatched
 
     for value in (Name, cached, dispatched):
         assert pickle.loads(wire.dumps(value)) is value

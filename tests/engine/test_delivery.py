@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -14,26 +13,25 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-import strategies
-from cases import cases
+from helpers import strategies
+from helpers.case_counts import cases
+from helpers.places_to_run import DECISIONS, places
+from helpers.recipes import Facts, Leaf, Recipe, as_stream
+from helpers.stepped_executor import Stepped
+from helpers.waiting import SOON_S
+from helpers.worker_pools import numbers, open_on
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from recipes import Facts, Leaf, Recipe, as_stream
-from stepped import Stepped
-from watching import SOON_S
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine import drawn_delivery as drawn
-from bushel.engine import opener
-from bushel.engine.block_size import BLOCK_S, MOST_POSITIONS, Sizer
-from bushel.engine.delivery import Placement
-from bushel.engine.position_delivery import PositionDelivery
-from bushel.engine.processes.executor import Processes
-from bushel.engine.program import Program, Result
-from bushel.engine.tasks import Executor, Ledger, Task, Threads, Ticket, run_task
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.delivery import BLOCK_S, MOST_POSITIONS, Placement, Sizer
+from bushel._src.engine.position_delivery import PositionDelivery
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.program import Program, Result
+from bushel._src.engine.tasks import Executor, Ledger, Task, Threads, Ticket, run_task
 from bushel.experimental import DatasetOptions, get_next_index, set_next_index
-from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -71,22 +69,6 @@ EXECUTORS = {
 }
 names = st.sampled_from([INLINE, *EXECUTORS])
 
-PLACINGS = {
-    "as measured": {},
-    "rows go out": {(drawn, "SHIP_S"): -1.0, (drawn, "_TRIED_ROWS"): 1},
-    "streams go out": {(opener, "_has_opaque_leaf"): lambda node: True},
-}
-places = st.sampled_from(list(PLACINGS))
-
-
-@contextlib.contextmanager
-def placing(place: str) -> Iterator[None]:
-    """Decides what of a pipeline goes to workers, which is otherwise a matter of measured time."""
-    with pytest.MonkeyPatch.context() as patch:
-        for (module, name), value in PLACINGS[place].items():
-            patch.setattr(module, name, value)
-        yield
-
 
 laws = settings(
     max_examples=cases(25, 50),
@@ -106,9 +88,9 @@ def warm() -> Iterator[dict[str, Executor | None]]:
         executor.close()
 
 
-def opened(recipe: Recipe | Any, executor: Executor | None) -> PipelineIterator[Any]:
+def opened(recipe: Recipe | Any, executor: Executor | None, place: str = "as measured") -> PipelineIterator[Any]:
     ds = as_stream(recipe, bushel) if isinstance(recipe, Recipe) else recipe
-    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
+    return open_on(ds, executor, DECISIONS[place])
 
 
 def state_of(it: Any) -> str:
@@ -143,11 +125,11 @@ def place_of(it: Any) -> int | None:
 # Laws: the same stream and the same states, on anything
 
 
-def check_same_stream(recipe: Recipe, warm: dict[str, Executor | None], most: int = 25) -> None:
+def check_same_stream(recipe: Recipe, warm: dict[str, Executor | None], place: str, most: int = 25) -> None:
     with opened(recipe, None) as it:
         expected = told(it, most)
     for name, executor in warm.items():
-        with opened(recipe, executor) as it:
+        with opened(recipe, executor, place) as it:
             found = told(it, most)
         assert same(found[0], expected[0]), f"with {name}: {found[0]} instead of {expected[0]}"
         assert found[1:] == expected[1:], f"with {name}"
@@ -156,8 +138,7 @@ def check_same_stream(recipe: Recipe, warm: dict[str, Executor | None], most: in
 @laws
 @given(recipe=strategies.recipes(), place=places)
 def test_elements_and_states_are_the_same_on_every_executor(warm, recipe, place):
-    with placing(place):
-        check_same_stream(recipe, warm)
+    check_same_stream(recipe, warm, place)
 
 
 @pytest.mark.slow
@@ -165,18 +146,19 @@ def test_elements_and_states_are_the_same_on_every_executor(warm, recipe, place)
 @many
 @given(recipe=strategies.recipes(), place=places)
 def test_many_pipelines_are_the_same_on_every_executor(warm, recipe, place):
-    with placing(place):
-        check_same_stream(recipe, warm, most=60)
+    check_same_stream(recipe, warm, place, most=60)
 
 
-def check_goes_on(recipe: Recipe, one: Executor | None, other: Executor | None, cut: int, most: int = 25) -> None:
+def check_goes_on(
+    recipe: Recipe, one: Executor | None, other: Executor | None, place: str, cut: int, most: int = 25
+) -> None:
     with opened(recipe, None) as it:
         elements, states, failed = told(it, most)
     cut %= len(elements) + 1
-    with opened(recipe, one) as it:
+    with opened(recipe, one, place) as it:
         assert len(list(itertools.islice(it, cut))) == cut
         saved = state_of(it)
-    with opened(recipe, other) as it:
+    with opened(recipe, other, place) as it:
         it.set_state(json.loads(saved))
         found = told(it, most - cut)
     assert same(found[0], elements[cut:])
@@ -186,8 +168,7 @@ def check_goes_on(recipe: Recipe, one: Executor | None, other: Executor | None, 
 @laws
 @given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 25), place=places)
 def test_a_state_of_one_executor_goes_on_with_any_other(warm, recipe, one, other, cut, place):
-    with placing(place):
-        check_goes_on(recipe, warm[one], warm[other], cut)
+    check_goes_on(recipe, warm[one], warm[other], place, cut)
 
 
 @pytest.mark.slow
@@ -195,8 +176,7 @@ def test_a_state_of_one_executor_goes_on_with_any_other(warm, recipe, one, other
 @many
 @given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 60), place=places)
 def test_many_states_of_one_executor_go_on_with_any_other(warm, recipe, one, other, cut, place):
-    with placing(place):
-        check_goes_on(recipe, warm[one], warm[other], cut, most=60)
+    check_goes_on(recipe, warm[one], warm[other], place, cut, most=60)
 
 
 @laws
@@ -206,7 +186,7 @@ def test_many_states_of_one_executor_go_on_with_any_other(warm, recipe, one, oth
 def test_going_back_and_forth_reads_the_same_again(warm, recipe, name, jumps, place):
     with opened(recipe, None) as it:
         elements, states, _ = told(it, 25)
-    with placing(place), opened(recipe, warm[name]) as it:
+    with opened(recipe, warm[name], place) as it:
         for jump in jumps:  # each time, blocks of another place are under way
             jump %= len(elements) + 1
             it.set_state(json.loads(states[jump]))
@@ -282,7 +262,7 @@ def test_the_laws_can_fail(warm):
 
     recipe = Recipe(Leaf("range", (40,)), (), Facts(40))
     with pytest.raises(AssertionError, match="with wrong"):
-        check_same_stream(recipe, {"wrong": Last()})
+        check_same_stream(recipe, {"wrong": Last()}, "as measured")
 
     class Lost(Stepped):
         """Forgets where the stream stands after the rows of a block."""
@@ -293,15 +273,11 @@ def test_the_laws_can_fail(warm):
             return result, seconds
 
     with pytest.raises(AssertionError, match="with lost"):
-        check_same_stream(recipe, {"lost": Lost()})
+        check_same_stream(recipe, {"lost": Lost()}, "as measured")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # States past the end, and of elements that leave no trace
-
-
-def numbers(length: int) -> Any:
-    return bushel.MapDataset.range(length).to_iter_dataset(bushel.ReadOptions(0, 0))
 
 
 def pair(i: int, x: Any) -> Any:
@@ -650,7 +626,7 @@ def test_an_error_comes_in_its_place_and_again_until_it_is_stepped_over(warm, wh
             assert state_of(it) == expected[1][-1], name
 
 
-@pytest.mark.parametrize("place", PLACINGS)
+@pytest.mark.parametrize("place", DECISIONS)
 @pytest.mark.parametrize("where", FAILING_LATE)
 def test_an_error_says_the_same_wherever_the_work_is_done(warm, where, place):
     """No number where there is none to be had: positions in the engine count from the last state that was set."""
@@ -659,9 +635,9 @@ def test_an_error_says_the_same_wherever_the_work_is_done(warm, where, place):
         _, states, error = told(it, 300)
     assert error is not None and error[2]
     for name, executor in warm.items():
-        with placing(place), opened(ds, executor) as it:
+        with opened(ds, executor, place) as it:
             assert told(it, 300)[1:] == (states, error), name
-        with placing(place), opened(ds, executor) as it:
+        with opened(ds, executor, place) as it:
             it.set_state(json.loads(states[-3]))
             assert told(it, 300)[2] == error, name
 

@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import cases
+from helpers.case_counts import cases
+from helpers.waiting import wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from watching import wait_until
 
 import bushel
-from bushel.engine import dma
-from bushel.engine.dma import DmaMapper
-from bushel.engine.host_memory import HostMemory
-from bushel.engine.processes.executor import Processes
-from bushel.engine.slabs import Arena
+from bushel._src.engine import shared_memory
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.shared_memory import DmaMapper, Slab
+from bushel._src.engine.transfer import HostMemory
 
 
 class Client:
@@ -57,7 +56,7 @@ def dma_threads() -> list[threading.Thread]:
 def test_a_slot_is_mapped_once_and_unmapped_when_its_last_array_is_gone():
     client = Client()
     mapper = DmaMapper(client)
-    arena = Arena(10_000, 3)
+    arena = Slab(10_000, 3)
     slot = arena.grant()
     assert slot is not None
     array = np.frombuffer(arena.lease(slot), np.uint8)
@@ -68,7 +67,7 @@ def test_a_slot_is_mapped_once_and_unmapped_when_its_last_array_is_gone():
     arena.close()
     mapper.close(arena)
     # Requests are served in order: when the slot of another arena is mapped, the first arena was looked at.
-    other = Arena(4096, 1)
+    other = Slab(4096, 1)
     mapper.map(other, other.grant() or 0)
     wait_until(lambda: client.calls.count("map") == 2)
     other.close()
@@ -90,7 +89,7 @@ def test_a_slot_is_mapped_once_and_unmapped_when_its_last_array_is_gone():
 def test_slots_that_were_granted_and_never_leased_do_not_keep_an_arena():
     client = Client()
     mapper = DmaMapper(client)
-    arena = Arena(4096, 4)
+    arena = Slab(4096, 4)
     slots = [arena.grant() for _ in range(3)]
     array = np.frombuffer(arena.lease(slots[0] or 0), np.uint8)
     mapper.map(arena, slots[0] or 0)
@@ -112,7 +111,7 @@ def test_a_client_that_refuses_is_asked_once(caplog):
             self.calls.append("map")
             raise RuntimeError("no locked memory left")
 
-    client, arena = Refusing(), Arena(4096, 4)
+    client, arena = Refusing(), Slab(4096, 4)
     mapper = DmaMapper(client)
     with caplog.at_level(logging.INFO, logger="bushel"):
         mapper.map(arena, 0)
@@ -130,10 +129,10 @@ def test_only_devices_whose_client_can_map_get_a_mapper():
         def __init__(self, platform: str, client: Any):
             self.platform, self.client = platform, client
 
-    assert dma.find_mapper([]) is None
-    assert dma.find_mapper([Device("cpu", Client())]) is None
-    assert dma.find_mapper([Device("gpu", object())]) is None
-    assert isinstance(dma.find_mapper([Device("cpu", Client()), Device("gpu", Client())]), DmaMapper)
+    assert shared_memory.find_mapper([]) is None
+    assert shared_memory.find_mapper([Device("cpu", Client())]) is None
+    assert shared_memory.find_mapper([Device("gpu", object())]) is None
+    assert isinstance(shared_memory.find_mapper([Device("cpu", Client()), Device("gpu", Client())]), DmaMapper)
 
 
 @pytest.mark.parametrize("portable", [False, True])
@@ -174,7 +173,7 @@ def test_no_element_is_written_over_while_it_is_kept(sizes, keep, slots):
     kept: list[tuple[int, Any]] = []
     for number, size in enumerate(sizes):
         with memory.for_element():
-            made = bushel.base.blocks.stack([np.full(size << 17, number, np.uint8)] * 2)
+            made = bushel._src.base.blocks.stack([np.full(size << 17, number, np.uint8)] * 2)
         kept.append((number, made))
         del made
         for place in sorted(keep.draw(st.sets(st.integers(0, len(kept) - 1))), reverse=True):
@@ -192,7 +191,7 @@ def test_elements_use_the_same_memory_again():
     places = set()
     for _ in range(20):
         with memory.for_element():
-            made = bushel.base.blocks.stack([np.zeros(1 << 22, np.uint8)] * 2)
+            made = bushel._src.base.blocks.stack([np.zeros(1 << 22, np.uint8)] * 2)
         places.add(made.__array_interface__["data"][0])
         del made
     assert len(places) <= 2  # the first one, which showed how large elements are, and one slot
@@ -204,5 +203,5 @@ def test_a_closed_memory_makes_no_new_slots():
     memory.close()
     for _ in range(3):
         with memory.for_element():
-            assert bushel.base.blocks.stack([np.ones(1 << 22, np.uint8)] * 2).all()
+            assert bushel._src.base.blocks.stack([np.ones(1 << 22, np.uint8)] * 2).all()
     assert memory._arena is None

@@ -21,21 +21,21 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-import recipes
-import strategies
-from cases import cases
+from helpers import recipes, strategies
+from helpers.case_counts import cases
+from helpers.recipes import Recipe, build
+from helpers.waiting import SOON_S, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import Recipe, build
-from watching import SOON_S, wait_until
 
 import bushel
-from bushel.base.blocks import rows_of
-from bushel.engine import Executor, Ticket, opener, thread_trials
-from bushel.engine import position_delivery as positions
-from bushel.engine.pool import autotune
-from bushel.engine.program import Program
-from bushel.engine.tasks import Ledger, Task, Threads
+from bushel._src.base.blocks import rows_of
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine import opener, where_to_run
+from bushel._src.engine.program import Program
+from bushel._src.engine.tasks import Ledger, Task, Threads
+from bushel._src.engine.where_to_run import Trials, TriedThreads, WhereToRun
+from bushel.engine import Executor, Ticket
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -52,11 +52,11 @@ laws = settings(
 )
 
 
-def take_all_for_slow(patch: pytest.MonkeyPatch) -> None:
-    """Lets threads read from the fourth element on, however quick the elements are."""
-    patch.setattr(thread_trials, "SLOW_S", 0.0)
-    patch.setattr(thread_trials, "COMPUTED_S", 0.0)
-    patch.setattr(autotune, "LEAST_GAIN", 0.0)
+ALL_ARE_SLOW = WhereToRun(
+    make_trials=lambda most: Trials(most, slow_s=0.0, computed_s=0.0),
+    make_threads=lambda most: TriedThreads(most, least_gain=0.0),
+)
+"""Lets threads read from the fourth element on, however quick the elements are."""
 
 
 def opened(ds: Any, executor: tuple[int, int]) -> Any:
@@ -188,9 +188,9 @@ def test_elements_that_prove_slow_come_from_threads_unchanged(recipe, size):
         return stream if size is None else stream.batch(size, batch_fn=list)
 
     with pytest.MonkeyPatch.context() as patch:
-        take_all_for_slow(patch)
         patch.setattr(opener, "_is_in_memory", lambda node: False)
-        with iter(batches(read_options=bushel.ReadOptions(0, 0))) as one, iter(batches()) as other:
+        here, slow = batches(read_options=bushel.ReadOptions(0, 0)), batches()
+        with iter(here) as one, PipelineIterator(slow._node, where=ALL_ARE_SLOW) as other:
             computed_here, proved_slow = told(one, 30), told(other, 30)
     assert same(proved_slow[0], computed_here[0])
     assert proved_slow[1:] == computed_here[1:]
@@ -253,7 +253,7 @@ def test_one_batch_is_as_many_calls_as_it_has_rows():
         assert len(f.seen) == 4 * asked
 
 
-def test_in_streams_too():
+def test_a_stream_without_threads_computes_no_more_than_a_batch_needs():
     read, kept, seen = Counting(), Counting(), Counting()
     ds = bushel.MapDataset.range(100).map(read).to_iter_dataset(bushel.ReadOptions(0, 0))
     it = iter(ds.filter(lambda x: kept(x) % 2 == 1).map(seen).batch(3))
@@ -708,12 +708,11 @@ def test_the_interpreter_exits_at_once_and_without_a_word(ending, code, complain
 # Without options: threads where records come from outside and that proves slow, none where they are in memory
 
 
-def test_threads_by_default_only_where_records_come_from_outside(monkeypatch):
-    take_all_for_slow(monkeypatch)
-
+def test_threads_by_default_only_where_records_come_from_outside():
     def starts_threads(source: Any) -> bool:
         before = reading_threads()
-        with iter(bushel.MapDataset.source(source).map(recipes.double)) as it:
+        ds = bushel.MapDataset.source(source).map(recipes.double).to_iter_dataset()
+        with PipelineIterator(ds._node, where=ALL_ARE_SLOW) as it:
             assert list(itertools.islice(it, 5))
             return bool(reading_threads() - before)
 
@@ -758,9 +757,8 @@ class Outside:
 def threads_after(source: Outside, count: int, options: bushel.ReadOptions | None = None) -> int:
     """How many threads read for an iterator that has given so many elements."""
     before = reading_threads()
-    with pytest.MonkeyPatch.context() as patch, iter(bushel.MapDataset.source(source).to_iter_dataset(options)) as it:
-        patch.setattr(positions, "time", source)
-        patch.setattr(positions, "count_waits", source.count_waits)
+    ds = bushel.MapDataset.source(source).to_iter_dataset(options)
+    with PipelineIterator(ds._node, where=WhereToRun(clock=source)) as it:
         assert list(itertools.islice(it, count)) == list(range(count))
         return len(reading_threads() - before)
 
@@ -785,7 +783,7 @@ def test_records_that_become_slow_are_read_by_threads_from_then_on():
 
 def test_records_that_compute_are_read_by_two_threads_and_only_once_they_took_a_while():
     """A small job is done before that, and threads that share the GIL would make it slower."""
-    enough = 1 + round(thread_trials.COMPUTED_S / 2e-3)  # the first record does not count
+    enough = 1 + round(where_to_run.COMPUTED_S / 2e-3)  # the first record does not count
     assert threads_after(Outside(range(300), computes=True), enough) == 0
     assert threads_after(Outside(range(300), computes=True), enough + 1) == 2
 
@@ -793,19 +791,17 @@ def test_records_that_compute_are_read_by_two_threads_and_only_once_they_took_a_
 def test_little_is_computed_ahead_of_a_consumer_that_may_stop_soon():
     """Two blocks of 2 ms for each thread, so that a job that ends has computed little in vain."""
     source = Outside(range(300), computes=True)
-    taken = 2 + round(thread_trials.COMPUTED_S / 2e-3)
-    with pytest.MonkeyPatch.context() as patch, iter(bushel.MapDataset.source(source).to_iter_dataset()) as it:
-        patch.setattr(positions, "time", source)
-        patch.setattr(positions, "count_waits", source.count_waits)
+    taken = 2 + round(where_to_run.COMPUTED_S / 2e-3)
+    ds = bushel.MapDataset.source(source).to_iter_dataset()
+    with PipelineIterator(ds._node, where=WhereToRun(clock=source)) as it:
         assert list(itertools.islice(it, taken)) == list(range(taken))
         assert source.highest < taken + 4
 
 
-def test_a_batch_of_records_that_wait_is_read_by_threads_already(monkeypatch):
+def test_a_batch_of_records_that_wait_is_read_by_threads_already():
     source, before = Outside(range(300)), reading_threads()
-    monkeypatch.setattr(positions, "time", source)
-    monkeypatch.setattr(positions, "count_waits", source.count_waits)
-    with iter(bushel.MapDataset.source(source).to_iter_dataset().batch(20)) as it:
+    ds = bushel.MapDataset.source(source).to_iter_dataset().batch(20)
+    with PipelineIterator(ds._node, where=WhereToRun(clock=source)) as it:
         assert next(it).tolist() == list(range(20))
         assert len(reading_threads() - before) == 16
 
@@ -827,13 +823,13 @@ def test_the_number_of_threads_can_change_while_they_work():
     wait_until(lambda: not reading_threads() - before)
 
 
-def test_a_filter_that_drops_too_much_is_refused_at_the_same_element(monkeypatch):
-    take_all_for_slow(monkeypatch)
+def test_a_filter_that_drops_too_much_is_refused_at_the_same_element():
     ds = bushel.MapDataset.source(Outside()).repeat(10).filter(lambda x: x % 20 == 0)
     strict = bushel.experimental.DatasetOptions(filter_raise_threshold_ratio=0.9)
     outcomes = []
     for options in (bushel.ReadOptions(0, 0), None):
-        with iter(bushel.experimental.WithOptionsIterDataset(ds.to_iter_dataset(options), strict)) as it:
+        stream = bushel.experimental.WithOptionsIterDataset(ds.to_iter_dataset(options), strict)
+        with PipelineIterator(stream._node, where=ALL_ARE_SLOW) as it:
             outcomes.append(told(it, 1000))
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][2] is ValueError

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 import bushel
-import bushel.graph
-from bushel.base import memory, trees
-from bushel.base.blocks import rows_of
-from bushel.engine.program import Result
-from bushel.engine.tasks import Executor, Task, Ticket, run_task
+import bushel._src.graph
+from bushel._src.base import memory, trees
+from bushel._src.base.blocks import rows_of
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.program import Result
+from bushel._src.engine.tasks import Executor, Task, Ticket, run_task
+from bushel._src.graph.node import MapNode
+from bushel._src.graph.reindex import Reindex
 from bushel.experimental import FirstFitPackIterDataset, batch_and_pad
-from bushel.graph.node import MapNode
-from bushel.graph.reindex import Reindex
-from bushel.iterator import PipelineIterator
 from bushel.sources import BagzDataSource, FixedRecords
 from bushel.testing import same
 
@@ -213,7 +213,7 @@ def test_a_cache_keeps_what_it_was_given(bag):
 
 
 def test_the_law_can_fail(bag, monkeypatch):
-    monkeypatch.setattr("bushel.engine.program.Program.takes_in_place", True)
+    monkeypatch.setattr("bushel._src.engine.program.Program.takes_in_place", True)
     with pytest.raises(AssertionError, match="has changed since"):
         elements(fixed(bag).map(Remembers()), Overwriting())
 
@@ -262,10 +262,10 @@ def test_objects_are_not_made_in_place(bag):
 
 def test_no_other_node_says_that_it_makes_results():
     """One that does goes into `MAKERS` above, and takes from its parents what it needs `memory.call_apart`."""
-    for module in pkgutil.walk_packages(bushel.graph.__path__, "bushel.graph."):
+    for module in pkgutil.walk_packages(bushel._src.graph.__path__, "bushel._src.graph."):
         importlib.import_module(module.name)
     importlib.import_module("bushel.trajectory")
-    importlib.import_module("bushel.view.padding")
+    importlib.import_module("bushel._src.view.padding")
     found, left = set(), [MapNode]
     for kind in left:
         left.extend(kind.__subclasses__())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
@@ -13,29 +14,31 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-import strategies
+from helpers import strategies
+from helpers.recipes import as_stream
+from helpers.stepped_executor import Stepped
+from helpers.waiting import SOON_S
+from helpers.worker_pools import open_on
 from hypothesis import HealthCheck, given, settings
-from recipes import as_stream
-from stepped import Stepped
-from watching import SOON_S
 
 import bushel
-from bushel.engine import Executor, Observer, open_stream
-from bushel.engine.figures import Pool, Stage
-from bushel.engine.position_delivery import PositionDelivery
-from bushel.engine.processes.executor import Processes
-from bushel.engine.program import PlannedRows, Program, run
-from bushel.engine.report import Report
-from bushel.engine.tally import Watched, number_stages
-from bushel.engine.tasks import Threads
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.measurements import Pool, Stage, Watched, number_stages
+from bushel._src.engine.opener import open_stream
+from bushel._src.engine.position_delivery import PositionDelivery
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.program import PlannedInput, Program, Result, run
+from bushel._src.engine.report import Report
+from bushel._src.engine.tasks import ExecutorAround, Threads, Ticket
+from bushel._src.engine.timing_wrappers import Observer
+from bushel._src.graph.node import Node
+from bushel.engine import Executor
 from bushel.experimental import (
     DatasetOptions,
     ExecutionTrackingMode,
     ThreadPrefetchIterDataset,
     WithOptionsIterDataset,
 )
-from bushel.graph.node import Node
-from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -136,7 +139,7 @@ def test_a_part_that_is_used_twice_is_one_stage():
     assert [stage.elements for stage in it.report().stages if stage.call == "map(abs)"] == [20]
 
 
-def test_a_dataset_of_ones_own_is_one_stage():
+def test_a_users_own_dataset_is_one_stage():
     class Doubled(bushel.MapDataset):
         def __len__(self):
             return len(self._parent)
@@ -179,7 +182,7 @@ def test_what_a_thread_pulls_is_timed(name):
     assert report.slowest is not None and report.slowest.call.startswith("map(wait")
 
 
-def test_of_threads_and_workers_that_wait_for_one_another_the_busiest_limits():
+def test_of_several_pools_the_busiest_is_named_as_the_limit():
     ds = bushel.MapDataset.range(60).map(wait).to_iter_dataset()
     ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1)).map(abs)
     ds = ThreadPrefetchIterDataset(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2), prefetch_buffer_size=2)
@@ -209,7 +212,7 @@ class _PassedIterator(bushel.DatasetIterator):
         self._parent.set_state(state)
 
 
-def test_workers_behind_a_dataset_of_ones_own_are_seen():
+def test_the_verdict_names_the_workers_behind_a_users_own_dataset():
     marked = (
         bushel.MapDataset.range(60)
         .map(wait)
@@ -223,7 +226,7 @@ def test_workers_behind_a_dataset_of_ones_own_are_seen():
     assert "input-bound: the step waits for the workers " in report.verdict
 
 
-def test_an_operation_that_stays_here_though_it_is_marked_is_told_apart():
+def test_an_operation_before_a_prefetch_that_stays_in_the_consumer_is_marked():
     ds = (
         Passed(bushel.MapDataset.range(60).to_iter_dataset())
         .mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
@@ -297,6 +300,28 @@ def test_time_in_workers_comes_back_with_the_results(warm, name):
     assert spent["delivery"] < report.waited_s  # waiting is no work
 
 
+class Descheduled(ExecutorAround):
+    """Another executor, after whose results the consumer gets no core for a while."""
+
+    waits = 0
+
+    def wait(self, ticket: Ticket) -> tuple[Result, float]:
+        answer = self._executor.wait(ticket)
+        self.waits += 1
+        time.sleep(0.02)
+        return answer
+
+
+def test_a_consumer_that_gets_no_core_has_waited_and_delivery_has_not_worked():
+    """The result has arrived, but the machine is busy: "let the workers make larger batches" would be wrong advice."""
+    ds = bushel.MapDataset.range(20).map(slow).to_iter_dataset()
+    with contextlib.closing(Descheduled(Threads(2))) as executor, open_on(timed(ds), executor) as it:
+        list(it)
+        report = it.report()
+    assert report.pools[0].wait_s >= executor.waits * 0.02
+    assert report.slowest is not None and report.slowest.call == "map(slow)"
+
+
 def test_timed_results_are_let_go_of(caplog):
     ds = bushel.MapDataset.range(300).map(lambda x: np.full((64, 1024), x, np.float32)).batch(4).to_iter_dataset()
     options = bushel.MultiprocessingOptions(num_workers=1, budget_bytes=32 << 20)
@@ -362,7 +387,7 @@ def test_without_timing_there_is_no_wrapper():
     chain = open_stream(ds._node, None, executor, observer)
     assert chain._placement.executor is executor  # type: ignore[attr-defined]
     node = ds._node.parent
-    assert run(Program(node), PlannedRows(node), 0, 10, lambda *_: 0).tally is None
+    assert run(Program(node), PlannedInput(node), 0, 10, lambda *_: 0).tally is None
 
 
 def test_a_report_without_timing_says_how_to_get_it():
@@ -426,8 +451,8 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize(("report", "sentence"), VERDICTS)
-def test_the_verdict(monkeypatch, report, sentence):
-    monkeypatch.setattr("bushel.engine.report.count_cores", lambda: 8)
+def test_the_verdict_of_a_report_says_what_limits_it(monkeypatch, report, sentence):
+    monkeypatch.setattr("bushel._src.engine.report.count_cores", lambda: 8)
     assert sentence in report.verdict
     assert str(report).endswith(report.verdict)
 

@@ -1,6 +1,6 @@
 """The law of private elements: an element shares no memory with anything else, whatever lies between it and its source.
 
-`tests/private_pipelines.py` draws the pipelines, and models what they must give.
+`tests/helpers/private_pipelines.py` draws the pipelines, and models what they must give.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from private_pipelines import InMessages, find_difference
+from helpers.private_pipelines import InMessages, find_difference
 
 import bushel
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor, Threads
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Executor, Threads
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,14 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from watching import SOON_S, alive, descriptors, run_script, wait_until, workers, zygote
+from helpers.processes import alive, descriptors, run_script, workers, zygote
+from helpers.waiting import SOON_S, read_in_time, wait_until
+from helpers.worker_pools import numbers, open_on, worker_pool
 
 import bushel
-from bushel.engine.processes.executor import Processes
-from bushel.engine.processes.zygote import STARTER
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.processes.zygote import STARTER
 from bushel.experimental import multithread_prefetch, set_next_index
-from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -37,23 +38,6 @@ FROM_HERE = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
 
 def options(num_workers: int = 2, **more: Any) -> bushel.MultiprocessingOptions:
     return bushel.MultiprocessingOptions(num_workers=num_workers, **more)
-
-
-@contextlib.contextmanager
-def pool(num_workers: int = 2, **more: Any) -> Iterator[Processes]:
-    executor = Processes(num_workers, **more)
-    try:
-        yield executor
-    finally:
-        executor.close()
-
-
-def opened(ds: Any, executor: Processes | None) -> PipelineIterator[Any]:
-    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
-
-
-def numbers(length: int) -> Any:
-    return bushel.MapDataset.range(length).to_iter_dataset(bushel.ReadOptions(0, 0))
 
 
 def end_zygote() -> None:
@@ -102,13 +86,13 @@ class TellsItsProcess:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Processes]:
-    with pool() as executor:
+    with worker_pool() as executor:
         yield executor
 
 
 @pytest.mark.parametrize("what", IN_WORKERS)
 def test_work_is_done_by_workers(two, what):
-    with opened(IN_WORKERS[what](), two) as it:
+    with open_on(IN_WORKERS[what](), two) as it:
         found = list(it)
     assert len(found) >= 20
     if what == "the filter itself":
@@ -158,7 +142,7 @@ def test_a_worker_has_no_workers(two, mark):
         with iter(MARKED[mark](bushel.MapDataset.range(5).map(process))) as it:
             return os.getpid(), set(it)
 
-    with opened(numbers(10).map(processes), two) as it:
+    with open_on(numbers(10).map(processes), two) as it:
         assert all(inside == {outside} for outside, inside in it)
 
 
@@ -188,7 +172,7 @@ first = [next(it), next(it)]
     assert ended.stdout.splitlines() == ["imported at depth 0", "imported at depth 1", "[0, 2]"], ended.stderr
 
 
-def test_threads_run_here():
+def test_threads_of_multithread_prefetch_belong_to_this_process():
     with iter(multithread_prefetch(numbers(40).map(process), num_threads=2, buffer_size=3)) as it:
         assert set(it) == {HERE}
 
@@ -341,7 +325,7 @@ def test_workers_are_told_who_they_are():
         time.sleep(0.005)
         return os.environ["BUSHEL_WORKER"], os.getpid()
 
-    with pool(3, init=init) as executor, opened(numbers(10**6).map(look), executor) as it:
+    with worker_pool(3, init=init) as executor, open_on(numbers(10**6).map(look), executor) as it:
         seen: dict[str, int] = {}
         while len(seen) < 3:
             seen.update([next(it)])
@@ -367,7 +351,7 @@ def test_what_a_worker_was_given_at_its_start_is_there_for_each_task():
         builtins.bushel_test.append(x)
         return len(builtins.bushel_test)
 
-    with pool(1, init=init) as executor, opened(numbers(50).map(append), executor) as it:
+    with worker_pool(1, init=init) as executor, open_on(numbers(50).map(append), executor) as it:
         assert list(it) == list(range(1, 51))
 
 
@@ -496,10 +480,10 @@ def test_pools_one_after_the_other_leave_nothing_open():
 
 
 def test_iterators_of_one_pool_leave_nothing_open():
-    with pool() as executor:
+    with worker_pool() as executor:
 
         def once(number: int) -> None:
-            with opened(numbers(64).map(lambda x: np.full(10_000, x + number)).batch(8), executor) as it:
+            with open_on(numbers(64).map(lambda x: np.full(10_000, x + number)).batch(8), executor) as it:
                 assert len(list(it)) == 8
 
         once(0)
@@ -585,7 +569,7 @@ def test_the_check_of_ended_workers_can_fail():
 def test_a_pool_may_be_collected_on_its_own_thread(capsys):
     executor = Processes(1)
     supervisor, (pid,) = executor._supervisor, executor.pids()
-    it = opened(numbers(100), executor)
+    it = open_on(numbers(100), executor)
     os.kill(pid, signal.SIGSTOP)
     it.start_prefetch()
     ticket = it._cursor._tickets[0]
@@ -606,7 +590,7 @@ def test_a_pool_may_be_collected_on_its_own_thread(capsys):
 
 
 def test_a_pool_that_cannot_start_leaves_nothing(monkeypatch):
-    with pool():
+    with worker_pool():
         pass
     gc.collect()
     before, open_before = workers(), descriptors()
@@ -766,7 +750,7 @@ def test_a_program_with_many_open_files_has_workers_too(tmp_path):
 
 def test_a_small_budget_changes_nothing_but_the_way():
     ds = numbers(200).map(lambda x: {"x": np.full(5000, x), "y": x}).batch(4)
-    with opened(ds, None) as it:
+    with open_on(ds, None) as it:
         expected = list(it)
     for budget in (1, 1 << 20, 3 << 20, 1 << 30, 1 << 48, sys.maxsize, 1 << 80):
         with iter(ds.mp_prefetch(options(2, budget_bytes=budget))) as it:
@@ -775,7 +759,7 @@ def test_a_small_budget_changes_nothing_but_the_way():
 
 def test_shared_memory_keeps_within_the_budget():
     ds = numbers(100).map(lambda x: np.full(100_000 * (1 + x // 20), x))  # growing: 0.8 MB to 4 MB
-    with pool(2, budget_bytes=40 << 20) as executor, opened(ds, executor) as it:
+    with worker_pool(2, budget_bytes=40 << 20) as executor, open_on(ds, executor) as it:
         for number, array in enumerate(it):
             assert array[0] == number
             arena = executor._supervisor.buffer.arena
@@ -842,3 +826,34 @@ def test_iterators_have_pools_of_their_own():
         first = {pid for _, pid in one}
         one.close()
         assert not first & {pid for _, pid in other}
+
+
+class LargeStates(bushel.DatasetIterator[bytes]):
+    """Elements and states, each larger than what a socket holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = 0
+
+    def __next__(self) -> bytes:
+        if self.row == 15:
+            raise StopIteration
+        self.row += 1
+        return b"z" * 300_000
+
+    def get_state(self) -> dict[str, Any]:
+        return {"row": self.row, "buffer": "x" * 300_000}
+
+    def set_state(self, state: dict[str, Any], *, check: bool = True) -> None:
+        self.row = state["row"]
+
+
+class OfLargeStates(bushel.IterDataset[bytes]):
+    def __iter__(self) -> LargeStates:
+        return LargeStates()
+
+
+def test_large_states_and_large_elements_do_not_wait_for_one_another():
+    ds = bushel.IterDataset.mix([OfLargeStates() for _ in range(6)])
+    with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))) as it:
+        assert read_in_time(it) == [b"z" * 300_000] * 90

@@ -21,18 +21,17 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from helpers.stepped_executor import Stepped
+from helpers.waiting import wait_until
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from stepped import Stepped
-from watching import wait_until
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine import opener
-from bushel.engine.processes.executor import Processes
-from bushel.engine.processes.supervisor import SUPERVISORS
-from bushel.engine.program import Program
-from bushel.engine.tasks import Ledger, Task, Threads
+from bushel._src.engine import opener
+from bushel._src.engine.processes.executor import SUPERVISORS, Processes
+from bushel._src.engine.program import Program
+from bushel._src.engine.tasks import Ledger, Task, Threads
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

@@ -14,11 +14,12 @@ from typing import Any
 
 import grain
 import pytest
-import strategies
+from helpers import strategies
+from helpers.processes import run_script
+from helpers.recipes import as_stream
+from helpers.waiting import SOON_S, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import as_stream
-from watching import SOON_S, run_script, wait_until
 
 import bushel
 from bushel import experimental as ex
@@ -131,7 +132,7 @@ def test_any_iterator_with_a_state_can_be_pulled_ahead():
         assert next(it) == 21
 
 
-def test_it_resumes_anywhere_over_worker_processes():
+def test_a_thread_that_pulls_from_workers_resumes_anywhere():
     ds = bushel.MapDataset.range(30).to_iter_dataset().filter(lambda x: x % 3).batch(2)
     ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))
     check_resumes_anywhere(ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2), max_elements=6)

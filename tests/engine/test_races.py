@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from watching import SOON_S
+from helpers.waiting import SOON_S
 
 import bushel
-from bushel.base.rng import RngPool
-from bushel.engine.observe import _WatchedExecutor
-from bushel.engine.program import Program
-from bushel.engine.tasks import Ledger, Task, Threads
+from bushel._src.base.rng import RngPool
+from bushel._src.engine.program import Program
+from bushel._src.engine.tasks import Ledger, Task, Threads
+from bushel._src.engine.timing_wrappers import _WatchedExecutor
+from bushel._src.graph.cursors import Skips
+from bushel._src.graph.source_nodes import Range
 from bushel.experimental import ThreadPrefetchIterDataset, multithread_prefetch
-from bushel.graph.leaves import Range
-from bushel.graph.skips import Skips
 from bushel.testing import same
 
 THREADS = 4

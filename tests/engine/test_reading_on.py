@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.engine.program import Runner
+from bushel._src.engine.program import Runner
 
 HERE = bushel.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 

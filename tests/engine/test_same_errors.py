@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import cases
+from helpers.case_counts import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset, ReadOptions
-from bushel.engine.processes.executor import Processes
-from bushel.iterator import PipelineIterator
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
 from bushel.testing import same
 
 LEAVES = st.sampled_from(

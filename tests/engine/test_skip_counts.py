@@ -7,25 +7,25 @@ import os
 import signal
 import sys
 import time
-import unittest.mock
 from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
-from cases import cases
+from helpers.case_counts import cases
+from helpers.places_to_run import DECISIONS
+from helpers.stepped_executor import Stepped
+from helpers.worker_pools import open_on
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stepped import Stepped
 
 import bushel
 from bushel import experimental
-from bushel.base.errors import TooManySkipped
-from bushel.engine import drawn_delivery as drawn_rows
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor, Threads
-from bushel.iterator import PipelineIterator
+from bushel._src.base.errors import TooManySkipped
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Executor, Threads
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -174,8 +174,8 @@ def pipelines(draw: Any) -> Any:
     return ds
 
 
-def opened(ds: Any, executor: Executor | None, **options: Any) -> PipelineIterator[Any]:
-    return PipelineIterator(ds.with_options(on_error="skip", **options)._node, bushel.ReadOptions(0, 0), executor)
+def opened(ds: Any, executor: Executor | None, place: str = "as measured", **options: Any) -> PipelineIterator[Any]:
+    return open_on(ds.with_options(on_error="skip", **options), executor, DECISIONS[place])
 
 
 def run(it: Any) -> tuple[list[Any], list[int], list[str]]:
@@ -188,29 +188,23 @@ def run(it: Any) -> tuple[list[Any], list[int], list[str]]:
     return elements, [*counts, it.skipped], [*states, json.dumps(it.get_state())]
 
 
-def shipping(seconds: float) -> Any:
-    """Work on rows goes out to workers from so many seconds on; from below none, also the lightest."""
-    return unittest.mock.patch.object(drawn_rows, "SHIP_S", seconds)
-
-
 @laws
-@given(ds=pipelines(), start=st.integers(0, 200), ship_s=st.sampled_from([drawn_rows.SHIP_S, -1.0]))
-def test_counts_are_the_same_on_every_executor_and_after_a_restart(warm, ds, start, ship_s):
-    with shipping(ship_s):
-        check_counts(warm, ds, start)
+@given(ds=pipelines(), start=st.integers(0, 200), place=st.sampled_from(["as measured", "rows go out after eight"]))
+def test_counts_are_the_same_on_every_executor_and_after_a_restart(warm, ds, start, place):
+    check_counts(warm, ds, start, place)
 
 
-def check_counts(warm: dict[str, Executor | None], ds: Any, start: int) -> None:
+def check_counts(warm: dict[str, Executor | None], ds: Any, start: int, place: str) -> None:
     with opened(ds, None) as it:
         elements, counts, states = run(it)
     assert [json.loads(state)["skipped"] for state in states] == counts
     start %= len(states) - 1  # an iterator that has said that it is at its end is not asked to go on
     for name, executor in warm.items():
-        with opened(ds, executor) as it:
+        with opened(ds, executor, place) as it:
             found = run(it)
             assert same(found[0], elements), name
             assert found[1:] == (counts, states), name
-        with opened(ds, executor) as it:
+        with opened(ds, executor, place) as it:
             it.set_state(json.loads(states[start]))
             found = run(it)
             assert same(found[0], elements[start:]), name
@@ -240,27 +234,27 @@ def until_too_many(it: Any, shipped: bool) -> tuple[int, list[str]]:
     ds=pipelines(),
     limit=st.integers(0, 30),
     start=st.integers(0, 200),
-    ship_s=st.sampled_from([drawn_rows.SHIP_S, -1.0]),
+    place=st.sampled_from(["as measured", "rows go out after eight"]),
 )
-def test_too_many_are_too_many_at_the_same_element_everywhere(warm, ds, limit, start, ship_s):
-    with shipping(ship_s):
-        check_limit(warm, ds, limit, start, shipped=ship_s < 0)
+def test_the_skip_limit_is_reached_at_the_same_element_on_every_executor(warm, ds, limit, start, place):
+    check_limit(warm, ds, limit, start, place)
 
 
-def check_limit(warm: dict[str, Executor | None], ds: Any, limit: int, start: int, shipped: bool) -> None:
+def check_limit(warm: dict[str, Executor | None], ds: Any, limit: int, start: int, place: str) -> None:
+    shipped = place == "rows go out after eight"
     with opened(ds, None, skip_limit=limit) as it:
         expected = until_too_many(it, shipped)
     start %= expected[0] + 1
     for name, executor in warm.items():
-        with opened(ds, executor, skip_limit=limit) as it:
+        with opened(ds, executor, place, skip_limit=limit) as it:
             found = until_too_many(it, shipped)
             assert found[0] == expected[0], name
             assert len(set(found[1])) == 1, name
-        with opened(ds, executor, skip_limit=limit) as it:
+        with opened(ds, executor, place, skip_limit=limit) as it:
             for _ in range(start):
                 next(it)
             state = it.get_state()
-        with opened(ds, executor, skip_limit=limit) as it:
+        with opened(ds, executor, place, skip_limit=limit) as it:
             it.set_state(state)
             assert until_too_many(it, shipped) == (found[0] - start, found[1]), name
 
@@ -330,7 +324,7 @@ def test_an_element_that_kills_or_hangs_is_left_out_as_if_it_had_raised(leaf, st
     with opened(pipeline(raises), None) as it:
         elements, counts, states = run(it)
     executor = Processes(2, timeout_s=timeout_s)
-    with shipping(-1.0), opened(pipeline(do), executor) as it:
+    with opened(pipeline(do), executor, "rows go out after eight") as it:
         found = run(it)
     executor.close()
     there = list(FATAL_LEAVES[leaf]().with_options(on_error="skip"))

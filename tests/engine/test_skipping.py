@@ -14,17 +14,17 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from cases import cases
+from helpers.case_counts import cases
+from helpers.stepped_executor import Stepped
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from stepped import Stepped
 
 import bushel
-from bushel.base.errors import TooManySkipped
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor, Threads
+from bushel._src.base.errors import TooManySkipped
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Executor, Threads
 from bushel.experimental import FlatMapIterDataset, FlatMapTransform, ThreadPrefetchIterDataset
-from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -218,7 +218,7 @@ def test_a_state_of_a_run_that_did_not_skip_goes_on_with_one_that_does(warm):
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
-def test_it_tells_of_the_first_and_of_every_tenfold(warm, name, caplog):
+def test_the_first_skip_and_each_tenfold_number_are_logged(warm, name, caplog):
     ds = bushel.MapDataset.range(200).map(FailAt(range(150))).to_iter_dataset()
     with caplog.at_level(logging.WARNING, "bushel"), opened(ds, warm[name]) as it:
         list(it)

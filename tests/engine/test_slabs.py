@@ -21,16 +21,17 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from helpers.processes import descriptors
+from helpers.waiting import wait_until
+from helpers.worker_pools import numbers, open_on, worker_pool
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from watching import descriptors, wait_until
 
 import bushel
-from bushel.base.memory import ALIGNMENT
-from bushel.engine.processes.executor import Processes
-from bushel.engine.slabs import Arena, Slot, make_anonymous_file
-from bushel.iterator import PipelineIterator
+from bushel._src.base.memory import ALIGNMENT
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.shared_memory import Slab, Slot, make_anonymous_file
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -41,30 +42,13 @@ BATCH_BYTES = 32 * 1024 * 8
 
 
 @contextlib.contextmanager
-def pool(num_workers: int = 2, **options: Any) -> Iterator[Processes]:
-    executor = Processes(num_workers, **options)
-    try:
-        yield executor
-    finally:
-        executor.close()
-
-
-@contextlib.contextmanager
 def grown_pool(num_workers: int = 2, **options: Any) -> Iterator[Processes]:
     """A pool whose slots have the size they need, so that the arena stays the same."""
-    with pool(num_workers, **options) as executor:
-        with opened(batches(150), executor) as it:
+    with worker_pool(num_workers, **options) as executor:
+        with open_on(batches(150), executor) as it:
             collections.deque(it, maxlen=0)
         del it
         yield executor
-
-
-def opened(ds: Any, executor: Processes | None) -> PipelineIterator[Any]:
-    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
-
-
-def numbers(length: int) -> Any:
-    return bushel.MapDataset.range(length).to_iter_dataset(bushel.ReadOptions(0, 0))
 
 
 def batches(count: int) -> Any:
@@ -73,7 +57,7 @@ def batches(count: int) -> Any:
     return rows.batch(32).to_iter_dataset()
 
 
-def arena_of(executor: Processes) -> Arena:
+def arena_of(executor: Processes) -> Slab:
     return wait_until(lambda: executor._supervisor.buffer.arena)
 
 
@@ -105,7 +89,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @initialize(slots=st.integers(1, 5), portable=st.booleans())
     def make(self, slots: int, portable: bool) -> None:
-        self.arena = Arena(1000, slots, portable=portable)
+        self.arena = Slab(1000, slots, portable=portable)
         self.granted: set[int] = set()
         self.views: dict[int, list[tuple[Any, int]]] = {}
         self.stamp = 0
@@ -204,7 +188,7 @@ def test_memory_of_an_arena_has_no_name_and_is_shared(portable, tmp_path, monkey
 @portable
 def test_a_closed_arena_lives_as_long_as_its_last_view(portable):
     before = descriptors()
-    arena = Arena(5000, 2, portable=portable)
+    arena = Slab(5000, 2, portable=portable)
     slot = arena.grant()
     array = np.frombuffer(arena.lease(slot), np.uint8)
     array[:] = 7
@@ -227,8 +211,8 @@ def no_space_beyond(limit: int) -> Any:
 
 
 def test_an_arena_has_as_many_slots_as_there_is_room_for(monkeypatch):
-    monkeypatch.setattr("bushel.engine.slabs._reserve", no_space_beyond(3 << 20))
-    arena = Arena(1 << 20, 5, portable=True)
+    monkeypatch.setattr("bushel._src.engine.shared_memory._reserve", no_space_beyond(3 << 20))
+    arena = Slab(1 << 20, 5, portable=True)
     granted = [arena.grant() for _ in range(4)]
     assert sorted(granted[:3]) == [0, 1, 2] and granted[3] is None
     assert arena.count_held() == arena.slots == 3
@@ -236,13 +220,13 @@ def test_an_arena_has_as_many_slots_as_there_is_room_for(monkeypatch):
     assert arena.grant() == 1 and arena.grant() is None
     before = descriptors()
     with pytest.raises(OSError, match="No space left"):
-        Arena(4 << 20, 5, portable=True)
+        Slab(4 << 20, 5, portable=True)
     assert descriptors() == before
 
 
 def test_a_slot_is_there_before_it_is_granted(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    arena = Arena(1 << 20, 50, portable=True)
+    arena = Slab(1 << 20, 50, portable=True)
     for count in (1, 2, 3):
         arena.grant()
         assert count << 20 <= os.fstat(arena.descriptor).st_blocks * 512 < (count + 1) << 20
@@ -252,7 +236,7 @@ SMALL = """
     import logging
     import numpy as np
     import bushel
-    from bushel.engine.processes.executor import Processes
+    from bushel._src.engine.processes.executor import Processes
 
     logging.basicConfig(format="%(message)s")
     ds = bushel.MapDataset.range(60).map(lambda i: np.full(1 << 20, i, np.uint8)).batch(2).to_iter_dataset()
@@ -341,7 +325,7 @@ def test_nor_does_it_without_memfd(look):
 
 
 def check_stays(look: str, **options: Any) -> None:
-    with pool(2, **options) as executor, opened(batches(400), executor) as it:
+    with worker_pool(2, **options) as executor, open_on(batches(400), executor) as it:
         number = warm(it, executor)
         kept = []
         for _ in range(2):
@@ -363,7 +347,7 @@ def check_stays(look: str, **options: Any) -> None:
 
 def test_the_check_of_kept_views_can_fail():
     """If a lease ended while something still looks, these tests would see it."""
-    with grown_pool(1) as executor, opened(batches(400), executor) as it:
+    with grown_pool(1) as executor, open_on(batches(400), executor) as it:
         number = warm(it, executor)
         batch = next(it)
         address, size = batch["x"].ctypes.data, batch["x"].nbytes
@@ -380,7 +364,7 @@ def test_the_check_of_kept_views_can_fail():
 
 
 def test_each_row_keeps_what_it_shows():
-    with pool() as executor, opened(numbers(2000).map(lambda x: np.full(5000, x)), executor) as it:
+    with worker_pool() as executor, open_on(numbers(2000).map(lambda x: np.full(5000, x)), executor) as it:
         kept = [(number, row) for number, row in enumerate(it) if number % 97 == 0]
         gc.collect()
         assert [number for number, row in kept if not (row == number).all()] == []
@@ -396,7 +380,7 @@ def test_what_a_function_keeps_in_a_worker_stays_as_it_was():
 
     rows = bushel.MapDataset.range(64 * 1000).map(lambda x: np.full(32, x, np.float32))
     for ds in (rows.to_iter_dataset().batch(64).map(changed), rows.batch(64).map(changed).to_iter_dataset()):
-        with pool(1) as executor, opened(ds, executor) as it:
+        with worker_pool(1) as executor, open_on(ds, executor) as it:
             assert [row for rows in it for row in rows] == []
 
 
@@ -411,7 +395,7 @@ def settled(executor: Processes) -> bool:
 @pytest.mark.parametrize("look", ["the array", "a view of a view of a view", "memoryview", "dlpack", "jax.device_put"])
 def test_a_slot_comes_back_with_its_last_view(look):
     with grown_pool() as executor:
-        it = opened(batches(100), executor)
+        it = open_on(batches(100), executor)
         warm(it, executor)
         kept = LOOKS[look](next(it)["x"])
         it.close()
@@ -427,7 +411,7 @@ def test_a_slot_comes_back_with_its_last_view(look):
 
 def test_a_closed_iterator_holds_no_memory():
     with grown_pool() as executor:
-        it = opened(batches(100), executor)
+        it = open_on(batches(100), executor)
         warm(it, executor)
         it.close()
         wait_until(lambda: settled(executor))
@@ -437,9 +421,9 @@ def test_a_closed_iterator_holds_no_memory():
 
 
 def test_results_nobody_asked_for_give_their_slots_back():
-    with pool() as executor:
+    with worker_pool() as executor:
         for _ in range(5):
-            with opened(batches(100), executor) as it:
+            with open_on(batches(100), executor) as it:
                 warm(it, executor)
                 it.set_state(it.get_state())
             del it
@@ -454,8 +438,8 @@ def test_errors_give_their_slots_back():
             raise ValueError("as planned")
         return x
 
-    with pool() as executor:
-        with opened(batches(60).map(fail), executor) as it:
+    with worker_pool() as executor:
+        with open_on(batches(60).map(fail), executor) as it:
             seen, batch = 0, None
             while True:
                 try:
@@ -477,7 +461,7 @@ def test_errors_give_their_slots_back():
 
 
 def test_arrays_outlive_the_pool():
-    with pool() as executor, opened(batches(50), executor) as it:
+    with worker_pool() as executor, open_on(batches(50), executor) as it:
         kept = list(enumerate(it))
     del it
     gc.collect()
@@ -506,7 +490,7 @@ def test_a_list_of_more_than_the_budget_goes_on_with_one_warning(caplog):
 @pytest.mark.parametrize("budget_mb", [64, 128, 256])
 def test_the_warning_is_true_and_its_advice_is_good(caplog, budget_mb):
     """More room is there when the budget says so, and it is used before anyone is warned."""
-    with pool(2, budget_bytes=budget_mb << 20) as executor, opened(batches(2500), executor) as it:
+    with worker_pool(2, budget_bytes=budget_mb << 20) as executor, open_on(batches(2500), executor) as it:
         kept = []
         while not caplog.records:
             kept.append(next(it))
@@ -522,7 +506,7 @@ def test_the_warning_is_true_and_its_advice_is_good(caplog, budget_mb):
 
 
 def test_after_all_was_let_go_results_come_through_shared_memory_again(caplog):
-    with grown_pool(budget_bytes=BUDGET_BYTES) as executor, opened(batches(600), executor) as it:
+    with grown_pool(budget_bytes=BUDGET_BYTES) as executor, open_on(batches(600), executor) as it:
         warm(it, executor)
         kept = list(itertools.islice(it, 300))
         assert not lies_in_shared_memory(kept[-1]["x"])
@@ -535,7 +519,7 @@ def test_after_all_was_let_go_results_come_through_shared_memory_again(caplog):
 
 
 def test_one_kept_label_per_batch_does_not_fill_the_memory(caplog):
-    with grown_pool(budget_bytes=BUDGET_BYTES) as executor, opened(batches(600), executor) as it:
+    with grown_pool(budget_bytes=BUDGET_BYTES) as executor, open_on(batches(600), executor) as it:
         warm(it, executor)
         labels = []
         shared = 0
@@ -554,7 +538,7 @@ def part(k: int, size: int = 300_000) -> Any:
 @pytest.mark.parametrize("weights", [[1, 1], [1, 5], [5, 1]])
 def test_a_mixture_whose_elements_are_all_kept_goes_on(weights):
     ds = bushel.IterDataset.mix([part(1), part(2)], weights)
-    with opened(ds, None) as it:
+    with open_on(ds, None) as it:
         expected = [int(x[0]) for x in itertools.islice(it, 40)]
     with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2, budget_bytes=16 << 20))) as it:
         found: list[Any] = []
@@ -592,8 +576,8 @@ def test_without_shared_memory_results_go_by_the_heap(monkeypatch):
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bushel.engine.pool.result_buffer.Arena", fail)
-    with pool() as executor, opened(batches(50), executor) as it:
+    monkeypatch.setattr("bushel._src.engine.pool.jobs.Arena", fail)
+    with worker_pool() as executor, open_on(batches(50), executor) as it:
         number = -1
         for number, batch in enumerate(it):
             assert (batch["x"] == number).all()
@@ -613,7 +597,7 @@ def test_batches_are_aligned_and_writable(where, budget):
         "in a stream": lambda: rows.to_iter_dataset().batch(16),
         "after a filter": lambda: rows.to_iter_dataset().filter(lambda row: True).batch(16),
     }[where]()
-    with pool(budget_bytes=budget) as executor, opened(ds, executor) as it:
+    with worker_pool(budget_bytes=budget) as executor, open_on(ds, executor) as it:
         number = -1
         for number, batch in enumerate(it):
             if where != "after a filter":  # those are cut from a block, anywhere
@@ -626,12 +610,12 @@ def test_batches_are_aligned_and_writable(where, budget):
 
 
 def test_batches_lie_in_shared_memory():
-    with grown_pool() as executor, opened(batches(200), executor) as it:
+    with grown_pool() as executor, open_on(batches(200), executor) as it:
         assert sum(lies_in_shared_memory(batch["x"]) for batch in it) > 100  # while blocks grow, some do not
 
 
 def test_writing_into_one_result_does_not_reach_another():
-    with pool() as executor, opened(numbers(600).map(lambda x: np.full(2000, x)), executor) as it:
+    with worker_pool() as executor, open_on(numbers(600).map(lambda x: np.full(2000, x)), executor) as it:
         for number, row in enumerate(it):
             assert (row == number).all()
             row[:] = -1
@@ -640,7 +624,7 @@ def test_writing_into_one_result_does_not_reach_another():
 def test_jax_takes_batches_over_without_a_copy():
     import jax
 
-    with pool() as executor, opened(batches(200), executor) as it:
+    with worker_pool() as executor, open_on(batches(200), executor) as it:
         warm(it, executor)
         batch = next(it)["x"].view(np.float32)
         array = jax.device_put(batch)
@@ -651,10 +635,10 @@ def test_elements_are_the_same_through_shared_memory_and_beside_it():
     ds = numbers(300).map(
         lambda x: {"a": np.full((x % 7, 100), x), "b": [np.asfortranarray(np.full((50, 50), x)), "text"], "c": None}
     )
-    with opened(ds, None) as it:
+    with open_on(ds, None) as it:
         expected = list(it)
     for options in ({"budget_bytes": 1}, {}, {"portable": True}):
-        with pool(**options) as executor, opened(ds, executor) as it:
+        with worker_pool(**options) as executor, open_on(ds, executor) as it:
             assert same(list(it), expected)
 
 

@@ -17,23 +17,21 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from stepped import Stepped
-from watching import wait_until
+from helpers.places_to_run import ROWS_COME_HOME
+from helpers.stepped_executor import Stepped
+from helpers.waiting import wait_until
+from helpers.worker_pools import open_on
 
 import bushel
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor, Threads
-from bushel.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Threads
+from bushel._src.engine.where_to_run import SHIP_S, WhereToRun, are_worth_sending
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 HERE = os.getpid()
 HEAVY_S = 1e-3
-
-
-def opened(ds: Any, executor: Executor | None) -> PipelineIterator[Any]:
-    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +100,20 @@ AFTER = {
 
 
 @pytest.mark.parametrize("after", AFTER)
-def test_heavy_work_goes_to_workers_and_light_work_comes_home(pool, after):
-    with opened(AFTER[after](), None) as it:
+def test_heavy_work_goes_to_workers(pool, after):
+    with open_on(AFTER[after](), None) as it:
         expected = list(it)
-    with opened(AFTER[after]().map(heavy), pool) as it:
+    with open_on(AFTER[after]().map(heavy), pool) as it:  # a busy machine only makes it heavier
         found = list(it)
     assert same([element for element, _ in found], expected)
     assert {process for _, process in found} <= set(pool.pids())
-    with opened(AFTER[after]().map(light), pool) as it:
+
+
+@pytest.mark.parametrize("after", AFTER)
+def test_work_that_is_not_worth_sending_comes_home_after_the_first_rows(pool, after):
+    with open_on(AFTER[after](), None) as it:
+        expected = list(it)
+    with open_on(AFTER[after]().map(light), pool, ROWS_COME_HOME) as it:
         found = list(it)
     assert same([element for element, _ in found], expected)
     where = [process for _, process in found]
@@ -118,20 +122,45 @@ def test_heavy_work_goes_to_workers_and_light_work_comes_home(pool, after):
     assert set(where[out:]) == {HERE}
 
 
-def test_work_that_is_slow_at_first_comes_home_too(pool):
-    def slow_once(x: Any) -> Any:
-        if not hasattr(sys, "_warm"):
-            time.sleep(0.1)
-            sys._warm = True
-        return light(x)
+@pytest.mark.parametrize("work", [heavy, light])
+def test_the_seconds_of_the_first_rows_decide(pool, work):
+    asked: list[list[float]] = []
+    where = WhereToRun(sends_rows=lambda seconds: bool(asked.append(list(seconds))))
+    with open_on(AFTER["a mixture"]().map(work), pool, where) as it:
+        list(it)
+    (row_seconds,) = asked  # once
+    assert 8 <= len(row_seconds) <= 20
+    if work is heavy:
+        assert all(seconds > HEAVY_S / 2 for seconds in row_seconds)
 
-    with opened(AFTER["a mixture"]().map(slow_once), pool) as it:
-        assert [process for _, process in it][-1] == HERE
+
+def test_what_sending_takes_is_not_time_of_the_work(pool):
+    asked: list[list[float]] = []
+    where = WhereToRun(sends_rows=lambda seconds: bool(asked.append(list(seconds))))
+    blank = numbers(30).window_shuffle(4, seed=1).map(lambda x: np.empty(16 << 20, np.uint8))  # 34 ms to send
+    with open_on(blank, pool, where) as it:
+        list(it)
+    assert np.median(asked[0]) < 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "worth"),
+    [
+        ([1e-3] * 8, True),
+        ([1e-5] * 8, False),
+        ([0.1, 0.1, *[1e-5] * 6], False),  # slow at first: code is loaded, files are opened
+        ([1e-5, 1e-5, *[1e-3] * 6], True),
+        ([SHIP_S] * 8, False),
+        ([-0.5] * 8, False),  # to send their bytes takes longer than the work
+    ],
+)
+def test_rows_are_worth_sending_if_most_of_them_take_long(seconds, worth):
+    assert are_worth_sending(seconds) is worth
 
 
 def test_with_a_limit_of_time_light_work_stays_with_the_workers():
     executor = Processes(2, timeout_s=600)
-    with opened(AFTER["a mixture"]().map(light), executor) as it:
+    with open_on(AFTER["a mixture"]().map(light), executor, ROWS_COME_HOME) as it:
         assert {process for _, process in it} <= set(executor.pids())
     executor.close()
 
@@ -166,7 +195,7 @@ def hanging(x: Any) -> Any:
 
 
 def test_a_row_that_kills_its_process_does_so_in_a_worker(pool):
-    with opened(numbers(300).filter(lambda x: True).batch(2).map(poisoned), pool) as it:
+    with open_on(numbers(300).filter(lambda x: True).batch(2).map(poisoned), pool) as it:
         assert [int(x[0]) for x, _ in itertools.islice(it, 4)] == [0, 2, 4, 6]
         state = it.get_state()
         with pytest.raises(bushel.WorkerDied, match=r"Computing an element of map\(poisoned @ .*\) killed"):
@@ -176,7 +205,7 @@ def test_a_row_that_kills_its_process_does_so_in_a_worker(pool):
 
 def test_a_row_that_takes_too_long_is_given_up_however_light_the_others():
     executor = Processes(2, timeout_s=2.0)
-    with opened(numbers(300).filter(lambda x: True).batch(2).map(hanging), executor) as it:
+    with open_on(numbers(300).filter(lambda x: True).batch(2).map(hanging), executor) as it:
         assert len(list(itertools.islice(it, 30))) == 30
         with pytest.raises(bushel.WorkerDied, match=r"Computing an element of map\(hanging @ .*\) took longer than"):
             next(it)
@@ -187,7 +216,7 @@ def test_an_element_of_a_stream_that_takes_too_long_has_no_number():
     executor = Processes(2, timeout_s=2.0)
     ds = bushel.IterDataset.mix([Lines(0, 30).map(_hanging_line), Lines(1, 30)])
     says = r"Computing an element of map\(_hanging_line @ .*\) took longer"
-    with opened(ds, executor) as it, pytest.raises(bushel.WorkerDied, match=says):
+    with open_on(ds, executor) as it, pytest.raises(bushel.WorkerDied, match=says):
         list(it)
     executor.close()
 
@@ -201,7 +230,7 @@ def _hanging_line(element: Any) -> Any:
 @pytest.mark.parametrize("work", [light, heavy])
 def test_the_next_index_is_known_wherever_the_work_is_done(pool, work):
     ds = numbers(60).pipe(bushel.experimental.LimitIterDataset, count=50).map(work)
-    with opened(ds, pool) as it:
+    with open_on(ds, pool) as it:
         for number in range(30):
             assert bushel.experimental.get_next_index(it) == number
             next(it)
@@ -217,7 +246,7 @@ def test_the_function_of_flat_map_runs_in_workers(pool):
             return [(x, part, os.getpid()) for part in range(x % 4)]
 
     ds = bushel.experimental.FlatMapIterDataset(numbers(50), Split())
-    with opened(ds, pool) as it:
+    with open_on(ds, pool) as it:
         found = list(it)
     assert [(x, part) for x, part, _ in found] == [(x, part) for x in range(50) for part in range(x % 4)]
     assert {process for *_, process in found} <= set(pool.pids())
@@ -225,16 +254,16 @@ def test_the_function_of_flat_map_runs_in_workers(pool):
 
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("make", [Stepped, lambda: Threads(2), lambda: Processes(2)])
-def test_states_around_the_moment_when_work_goes_out_are_the_same(after, make):
+def test_states_are_the_same_before_and_after_work_goes_to_workers(after, make):
     ds = AFTER[after]().random_map(lambda x, rng: (time.sleep(HEAVY_S), x, rng.random())[1:], seed=5)
-    with opened(ds, None) as it:
+    with open_on(ds, None) as it:
         expected, states = [], [it.get_state()]
         for element in it:
             expected.append(element)
             states.append(it.get_state())
     executor = make()
     for start in (0, 3, 8, 20):
-        with opened(ds, executor) as it:
+        with open_on(ds, executor) as it:
             it.set_state(json.loads(json.dumps(states[start])))
             found, seen = [], []
             for element in it:
@@ -245,8 +274,8 @@ def test_states_around_the_moment_when_work_goes_out_are_the_same(after, make):
     executor.close()
 
 
-def test_between_threads_nothing_has_to_travel():
-    with opened(_Locks(40).map(lambda pair: heavy(pair[0])), executor := Threads(2)) as it:
+def test_threads_take_elements_that_cannot_be_sent():
+    with open_on(_Locks(40).map(lambda pair: heavy(pair[0])), executor := Threads(2)) as it:
         assert [x for x, _ in it] == list(range(40))
     executor.close()
 
@@ -263,8 +292,8 @@ class _Locks(Lines):
         return It(self)
 
 
-def test_elements_that_cannot_travel_keep_heavy_work_here(pool, caplog):
-    with caplog.at_level(logging.WARNING, "bushel"), opened(_Locks(40).map(lambda pair: heavy(pair[0])), pool) as it:
+def test_heavy_work_on_elements_that_cannot_be_sent_stays_in_the_consumer(pool, caplog):
+    with caplog.at_level(logging.WARNING, "bushel"), open_on(_Locks(40).map(lambda pair: heavy(pair[0])), pool) as it:
         found = list(it)
     assert [x for x, _ in found] == list(range(40))
     assert {process for _, process in found} == {HERE}
@@ -278,9 +307,9 @@ def test_elements_that_cannot_travel_keep_heavy_work_here(pool, caplog):
 def test_streams_of_a_mixture_are_run_by_workers_each_by_one(pool):
     ds = lines(40, 40, 40, 40)
     marked = bushel.IterDataset.mix([Lines(name, 40).map(light) for name in range(4)])
-    with opened(marked, pool) as it:
+    with open_on(marked, pool) as it:
         found = list(it)
-    with opened(ds, None) as it:
+    with open_on(ds, None) as it:
         assert same([element for element, _ in found], list(it))
     homes = [{process for element, process in found if element["name"] == name} for name in range(4)]
     assert all(len(home) == 1 for home in homes)
@@ -290,7 +319,7 @@ def test_streams_of_a_mixture_are_run_by_workers_each_by_one(pool):
 @pytest.mark.parametrize("make", [Stepped, lambda: Threads(2), lambda: Processes(2)])
 def test_whole_streams_resume_anywhere(make):
     ds = lines(9, 14, 30).filter(lambda x: x["line"] % 4).batch(2)
-    with opened(ds, None) as it:
+    with open_on(ds, None) as it:
         expected, states = [], [it.get_state()]
         for element in it:
             expected.append(element)
@@ -298,7 +327,7 @@ def test_whole_streams_resume_anywhere(make):
         states.append(it.get_state())  # past the end
     executor = make()
     for start in range(len(expected) + 1):
-        with opened(ds, executor) as it:
+        with open_on(ds, executor) as it:
             it.set_state(json.loads(json.dumps(states[start])))
             assert it.get_state() == states[start]
             found, seen = [], []
@@ -312,17 +341,17 @@ def test_whole_streams_resume_anywhere(make):
 
 def test_a_stream_goes_on_though_its_worker_is_parked():
     executor = Processes(2)
-    with opened(lines(3000, 3000), executor) as it:
+    with open_on(lines(3000, 3000), executor) as it:
         found = list(itertools.islice(it, 10))
         executor.resize(1)
         found.extend(it)
     executor.close()
-    with opened(lines(3000, 3000), None) as it:
+    with open_on(lines(3000, 3000), None) as it:
         assert same(found, list(it))
 
 
 def test_an_error_of_a_whole_stream_comes_in_its_place_and_again(pool):
-    with opened(lines(30, 30, fail_at=7), pool) as it:
+    with open_on(lines(30, 30, fail_at=7), pool) as it:
         assert len(list(itertools.islice(it, 14))) == 14
         before = it.get_state()
         for _ in range(2):
@@ -346,9 +375,9 @@ class NotSent:
 @pytest.mark.parametrize("odd", [Odd, lambda: lambda: 0, lambda: {1: np.zeros(3000)}], ids=["class", "lambda", "array"])
 def test_states_may_hold_what_pickle_cannot_name(pool, odd):
     ds = lines(30, 40, odd=odd)
-    with opened(ds, None) as it:
+    with open_on(ds, None) as it:
         expected = list(it)
-    with opened(ds, pool) as it:
+    with open_on(ds, pool) as it:
         found = list(itertools.islice(it, 9))
         state = it.get_state()
         assert same([*found, *it], expected)
@@ -356,11 +385,11 @@ def test_states_may_hold_what_pickle_cannot_name(pool, odd):
         assert same(list(it), expected[9:])
 
 
-def test_a_state_that_cannot_travel_is_an_error(pool):
+def test_a_state_that_cannot_be_sent_is_an_error(pool):
     said = r"the state of .* cannot be sent from a worker process: it stays here"
-    with opened(lines(30, 40, odd=NotSent), pool) as it, pytest.raises(TypeError, match=said):
+    with open_on(lines(30, 40, odd=NotSent), pool) as it, pytest.raises(TypeError, match=said):
         next(it)
-    with opened(lines(30, 40), pool) as it:
+    with open_on(lines(30, 40), pool) as it:
         assert len(list(it)) > 30  # the workers are still there
 
 
@@ -376,22 +405,22 @@ def test_an_element_of_a_whole_stream_that_cannot_be_rebuilt(pool):
         return Unreadable() if x["line"] == 8 else x["line"]
 
     ds = bushel.IterDataset.mix([Lines(name, 30).map(unreadable) for name in range(2)])
-    with opened(ds, pool) as it:
+    with open_on(ds, pool) as it:
         assert list(itertools.islice(it, 14)) == [1 + x // 2 for x in range(14)]
         for _ in range(2):
             with pytest.raises(ValueError, match="no number") as info:
                 next(it)
             assert "could not be rebuilt" in "".join(info.value.__notes__)
-    with opened(ds.with_options(on_error="skip"), pool) as it:
+    with open_on(ds.with_options(on_error="skip"), pool) as it:
         assert list(it) == [1 + x // 2 for x in range(60) if x // 2 != 7]
         assert it.skipped == 2
 
 
 def test_whole_streams_survive_their_workers():
     ds = bushel.IterDataset.mix([Lines(name, 300).map(heavy) for name in range(3)])
-    with opened(lines(300, 300, 300), None) as it:
+    with open_on(lines(300, 300, 300), None) as it:
         expected = list(it)
-    with Killing(every=40) as killing, opened(ds, killing.executor) as it:
+    with Killing(every=40) as killing, open_on(ds, killing.executor) as it:
         found = [element for element, _ in killing.through(it)]
     assert same(found, expected)
     assert killing.kills > 5
@@ -401,9 +430,9 @@ def test_rows_sent_out_survive_workers():
     ds = bushel.IterDataset.mix([numbers(400), numbers(400)]).random_map(
         lambda x, rng: (heavy(x)[0], rng.random()), seed=3
     )
-    with opened(ds, None) as it:
+    with open_on(ds, None) as it:
         expected = list(it)
-    with Killing(every=40) as killing, opened(ds, killing.executor) as it:
+    with Killing(every=40) as killing, open_on(ds, killing.executor) as it:
         assert same(list(killing.through(it)), expected)
     assert killing.kills > 5
 
@@ -444,10 +473,10 @@ def test_closing_lets_streams_go(pool, tmp_path):
 
             return It(self)
 
-    with opened(bushel.IterDataset.mix([Open(0, 10), Open(1, 10)]), pool) as it:
+    with open_on(bushel.IterDataset.mix([Open(0, 10), Open(1, 10)]), pool) as it:
         assert len(list(itertools.islice(it, 2))) == 2
     del it
-    with opened(numbers(100).map(light), pool) as it:  # workers hear of it with what comes next
+    with open_on(numbers(100).map(light), pool) as it:  # workers hear of it with what comes next
         list(it)
     homes = {f"closed {pid}" for pid in pool.pids()}
     assert wait_until(lambda: {path.name for path in tmp_path.iterdir()} == homes)

@@ -16,33 +16,25 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from watching import wait_until
+from helpers.waiting import wait_until
+from helpers.worker_pools import numbers, open_on
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine import stall
-from bushel.engine.processes import stacks
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Threads
-from bushel.iterator import PipelineIterator
+from bushel._src.engine import tasks
+from bushel._src.engine.processes import shared_areas
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Threads
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    monkeypatch.setattr(stall, "STALL_S", 0.3)
-    monkeypatch.setattr(stacks, "_ANSWER_S", 10.0)  # a busy machine takes its time
+    monkeypatch.setattr(tasks, "STALL_S", 0.3)
+    monkeypatch.setattr(shared_areas, "_ANSWER_S", 10.0)  # a busy machine takes its time
     with caplog.at_level(logging.WARNING, "bushel"):
         yield
-
-
-def numbers(length: int) -> Any:
-    return bushel.MapDataset.range(length).to_iter_dataset(bushel.ReadOptions(0, 0))
-
-
-def opened(ds: Any, executor: Any = None) -> PipelineIterator[Any]:
-    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
 
 
 class Stuck:
@@ -96,7 +88,7 @@ def read(
 @pytest.mark.parametrize("portable", [False, True])
 def test_a_worker_that_is_stuck_is_named_with_its_stack(caplog, portable, tmp_path):
     stuck, executor = Stuck(tmp_path), Processes(2, portable=portable)
-    with opened(numbers(8).map(stuck), executor) as it:
+    with open_on(numbers(8).map(stuck), executor) as it:
         but_not = r"Worker [^$]*Worker"  # the other one has something to do, too
         first, second, *_ = read(it, caplog, until="lies_here", times=2, then=stuck.gate.unlink, but_not=but_not)
         pids = executor.pids()
@@ -115,7 +107,7 @@ def test_a_stack_has_the_letters_of_file_names(caplog, tmp_path):
     stuck, executor = Stuck(tmp_path), Processes(1)
     scope: dict[str, Any] = {"stuck": stuck}
     exec(compile("def waits(x):\n    return stuck(x)\n", "/data/b\u00f6x/\u6570\u636e.py", "exec"), scope)
-    with opened(numbers(8).map(scope["waits"]), executor) as it:
+    with open_on(numbers(8).map(scope["waits"]), executor) as it:
         first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink)
     executor.close()
     assert 'File "/data/b\u00f6x/\u6570\u636e.py", line 2 in waits' in first
@@ -129,9 +121,9 @@ def stopped_at_three(x: int) -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_worker_that_cannot_answer_is_named(caplog, monkeypatch):
-    monkeypatch.setattr(stacks, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(shared_areas, "_ANSWER_S", 0.3)
     executor = Processes(1)
-    with opened(numbers(8).map(stopped_at_three), executor) as it:
+    with open_on(numbers(8).map(stopped_at_three), executor) as it:
         (pid,) = executor.pids()
 
         def stopped() -> bool:
@@ -150,7 +142,7 @@ def test_a_worker_that_cannot_answer_is_named(caplog, monkeypatch):
 
 def test_a_worker_is_none_the_worse_for_being_asked(caplog, tmp_path):
     stuck, executor = Stuck(tmp_path), Processes(1)
-    with opened(numbers(8).map(stuck), executor) as it:
+    with open_on(numbers(8).map(stuck), executor) as it:
         before = executor.pids()
         read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink)
         assert executor.pids() == before
@@ -168,7 +160,7 @@ def test_a_worker_that_finishes_while_it_is_asked_is_no_error(caplog, monkeypatc
         return found
 
     monkeypatch.setattr(executor._supervisor._stacks, "read", too_late)
-    with opened(numbers(4).map(stuck), executor) as it:
+    with open_on(numbers(4).map(stuck), executor) as it:
         assert list(it) == list(range(4))
     executor.close()
     assert "has been computing " in caplog.text and "lies_here" in caplog.text
@@ -176,7 +168,7 @@ def test_a_worker_that_finishes_while_it_is_asked_is_no_error(caplog, monkeypatc
 
 def test_a_stuck_thread_is_named_with_its_stack(caplog, tmp_path):
     stuck = Stuck(tmp_path)
-    with opened(numbers(8).map(stuck), executor := Threads(2)) as it:
+    with open_on(numbers(8).map(stuck), executor := Threads(2)) as it:
         but_not = r"Thread bushel-read[^$]*Thread bushel-read"
         first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink, but_not=but_not)
     executor.close()
@@ -186,49 +178,49 @@ def test_a_stuck_thread_is_named_with_its_stack(caplog, tmp_path):
 
 def test_a_thread_that_pulls_ahead_is_named_once(caplog, monkeypatch, tmp_path):
     stuck = Stuck(tmp_path)
-    with opened(ex.ThreadPrefetchIterDataset(numbers(8).map(stuck), prefetch_buffer_size=2)) as it:
+    with open_on(ex.ThreadPrefetchIterDataset(numbers(8).map(stuck), prefetch_buffer_size=2)) as it:
         first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink)
     assert " s. Thread bushel-pull is at:\n" in first
     caplog.clear()
     stuck = Stuck(tmp_path)
     ds = numbers(8).map(stuck).mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
-    with opened(ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=1)) as it:
-        monkeypatch.setattr(stall, "STALL_S", 600.0)
+    with open_on(ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=1)) as it:
+        monkeypatch.setattr(tasks, "STALL_S", 600.0)
         assert next(it) == 0  # before that the thread starts a worker, and does not yet wait for it
-        monkeypatch.setattr(stall, "STALL_S", 0.3)
+        monkeypatch.setattr(tasks, "STALL_S", 0.3)
         first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink, elements=range(1, 8))
     assert "Worker 0" in first and "Thread" not in caplog.text  # the worker is what it waits for
 
 
 def test_nothing_is_said_while_elements_come(caplog, monkeypatch):
-    monkeypatch.setattr(stall, "STALL_S", 30.0)
+    monkeypatch.setattr(tasks, "STALL_S", 30.0)
     executor = Processes(1)
-    with opened(numbers(150).map(lambda x: time.sleep(0.02) or x), executor) as it:
+    with open_on(numbers(150).map(lambda x: time.sleep(0.02) or x), executor) as it:
         assert next(it) == 0  # the worker has started
-        monkeypatch.setattr(stall, "STALL_S", 2.0)
+        monkeypatch.setattr(tasks, "STALL_S", 2.0)
         assert list(it) == list(range(1, 150))  # longer than that in all
     executor.close()
     assert not caplog.records
 
 
 def test_a_timeout_of_the_users_own_is_no_stall(caplog, monkeypatch):
-    monkeypatch.setattr(stall, "STALL_S", 30.0)
+    monkeypatch.setattr(tasks, "STALL_S", 30.0)
 
     def late(x: int) -> int:
         raise TimeoutError("the server is slow")
 
     for executor in (Threads(1), Processes(1)):
-        with opened(numbers(4).map(late), executor) as it, pytest.raises(TimeoutError, match="the server is slow"):
+        with open_on(numbers(4).map(late), executor) as it, pytest.raises(TimeoutError, match="the server is slow"):
             next(it)
         executor.close()
     assert not caplog.records
 
 
 def test_the_file_of_stacks_is_closed_when_modules_are_gone(monkeypatch):
-    stack_file = stacks.Stacks(portable=False)
+    stack_file = shared_areas.Stacks(portable=False)
     descriptor = stack_file.descriptor
     with monkeypatch.context() as gone:
-        gone.setattr(stacks, "os", None)
+        gone.setattr(shared_areas, "os", None)
         del stack_file
         gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -22,12 +22,13 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from watching import SOON_S, alive, named_memory, wait_until, workers, zygote
+from helpers.processes import alive, named_memory, workers, zygote
+from helpers.waiting import SOON_S, wait_until
+from helpers.worker_pools import open_on
 
 import bushel
-from bushel.engine.pool import supervisor
-from bushel.engine.processes.executor import Processes
-from bushel.iterator import PipelineIterator
+from bushel._src.engine.pool import supervisor
+from bushel._src.engine.processes.executor import Processes
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -35,10 +36,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not 
 KILLS = int(os.environ.get("BUSHEL_STORM_KILLS", "10000"))
 PER_S = 10.0
 ELEMENT_S = 0.002
-
-
-def opened(ds: Any, executor: Processes | None) -> PipelineIterator[Any]:
-    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
 
 
 def numbers(length: int, *, seed: int = 1) -> Any:
@@ -118,8 +115,8 @@ def check_storm(make: Callable[[Takes], Any], num_workers: int, skip: bool, kill
     with contextlib.closing(Processes(num_workers)) as executor:
         with (
             storm(executor, kills, seed) as done,
-            opened(stormy, executor) as it,
-            opened(undisturbed, None) as expected,
+            open_on(stormy, executor) as it,
+            open_on(undisturbed, None) as expected,
         ):
             while done.total() < kills:
                 assert same(next(it), next(expected))
@@ -215,11 +212,11 @@ KILLERS: dict[str, Callable[[Any, int], Any]] = {
 def check_killers(make: Callable[[Any, int], Any], length: int, places: list[int], num_workers: int) -> None:
     """All elements at `places` are skipped, and no other; without skipping, each is raised at its place."""
     harmless = make(lambda x: x, length).map(lambda x: x)
-    with opened(harmless, None) as it:
+    with open_on(harmless, None) as it:
         flat = [x for one in it for x in (one if isinstance(one, list) else [one])]
     ds = make(Kills(places), length)
     with contextlib.closing(Processes(num_workers, init=quietly)) as executor:
-        with opened(ds.with_options(on_error="skip", skip_limit=len(places)), executor) as it:
+        with open_on(ds.with_options(on_error="skip", skip_limit=len(places)), executor) as it:
             found = [x for one in it for x in (one if isinstance(one, list) else [one])]
             assert it.skipped == len(places)
         assert found == [x for x in flat if x not in places]
@@ -252,7 +249,7 @@ def test_every_way_to_kill_is_named_at_its_place(deed):
             DEEDS[deed]()
         return x
 
-    with contextlib.closing(Processes(2, init=quietly)) as executor, opened(plain(40).map(kills), executor) as it:
+    with contextlib.closing(Processes(2, init=quietly)) as executor, open_on(plain(40).map(kills), executor) as it:
         assert list(itertools.islice(it, 20)) == list(range(20))
         for _ in range(2):  # it stands where it stood, and tries again
             with pytest.raises(bushel.WorkerDied, match=r"Computing element 20 of the output .* killed") as caught:
@@ -277,7 +274,7 @@ class KillsAtFirst:
 @pytest.mark.parametrize("skip", [False, True], ids=["raise", "skip"])
 def test_an_element_that_kills_at_first_is_not_blamed(tmp_path, skip):
     ds = plain(200).map(KillsAtFirst(tmp_path, 3)).with_options(**({"on_error": "skip"} if skip else {}))
-    with contextlib.closing(Processes(2)) as executor, opened(ds, executor) as it:
+    with contextlib.closing(Processes(2)) as executor, open_on(ds, executor) as it:
         assert list(it) == list(range(200))
     assert len(os.listdir(tmp_path)) == 12
 
@@ -288,7 +285,10 @@ def test_an_element_that_kills_at_first_is_not_blamed(tmp_path, skip):
 
 def test_workers_that_die_for_long_and_finish_nothing_are_an_error_that_blames_nobody(monkeypatch):
     monkeypatch.setattr(supervisor, "STUCK_S", 0.5)
-    with contextlib.closing(Processes(1)) as executor, opened(plain(10).map(lambda x: time.sleep(600)), executor) as it:
+    with (
+        contextlib.closing(Processes(1)) as executor,
+        open_on(plain(10).map(lambda x: time.sleep(600)), executor) as it,
+    ):
         stop = threading.Event()
 
         def kill_all() -> None:
@@ -315,7 +315,7 @@ def test_workers_that_die_for_long_and_finish_nothing_are_an_error_that_blames_n
 
 def test_deaths_of_idle_workers_never_end_a_run(monkeypatch):
     monkeypatch.setattr(supervisor, "STUCK_S", 0.0)
-    with contextlib.closing(Processes(2)) as executor, opened(plain(10), executor) as it:
+    with contextlib.closing(Processes(2)) as executor, open_on(plain(10), executor) as it:
         for deaths in range(50):
             wait_until(lambda deaths=deaths: executor.report().deaths >= deaths)
             os.kill(wait_until(lambda: sorted(alive(executor.pids())))[0], signal.SIGKILL)

@@ -10,16 +10,17 @@ import itertools
 from concurrent.futures import Future
 
 import pytest
-from cases import cases
+from helpers.case_counts import cases
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.engine import opener
-from bushel.engine import position_delivery as positions
-from bushel.engine.program import Result
-from bushel.engine.tasks import Executor, Task, Ticket
-from bushel.engine.thread_trials import COMPUTED_S, FEW, Speed, Trials, TriedThreads
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine import opener
+from bushel._src.engine import position_delivery as positions
+from bushel._src.engine.program import Result
+from bushel._src.engine.tasks import Executor, Task, Ticket
+from bushel._src.engine.where_to_run import COMPUTED_S, FEW, Speed, Trials, TriedThreads, WhereToRun
 
 BATCH = 16
 
@@ -54,6 +55,9 @@ class Machine:
 
     def thread_time(self) -> float:
         return self.busy
+
+    def count_waits(self) -> tuple[int, int]:
+        return 0, 0  # the system does not tell
 
     def cost(self, threads: int) -> float:
         """The CPU time of a record, if so many threads compute."""
@@ -135,12 +139,10 @@ def run(machine: Machine, options: bushel.ReadOptions | None, batches: int) -> M
         return TriedThreads(most, machine.perf_counter, Formula(machine, most), machine.cores)  # type: ignore[arg-type]
 
     ds = bushel.MapDataset.source(machine).to_iter_dataset(options).batch(BATCH)
+    where = WhereToRun(make_threads=tried, clock=machine)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(positions, "time", machine)
-        patch.setattr(positions, "count_waits", lambda: (0, 0))
-        patch.setattr(opener, "TriedThreads", tried)
         patch.setattr(opener, "Threads", lambda most: Formula(machine, most))
-        with iter(ds) as it:
+        with PipelineIterator(ds._node, where=where) as it:
             for number, batch in enumerate(itertools.islice(it, batches)):
                 assert batch.tolist() == list(range(BATCH * number, BATCH * number + BATCH))
                 machine.now += machine.step_s

@@ -21,22 +21,21 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import recipes
-import strategies
-from cases import cases
+from helpers import recipes, strategies
+from helpers.case_counts import cases
+from helpers.places_to_run import DECISIONS
+from helpers.recipes import Recipe
+from helpers.stepped_executor import Stepped
+from helpers.worker_pools import open_on
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recipes import Recipe
-from stepped import Stepped
 
 import bushel
-from bushel.base.blocks import rows_of
-from bushel.base.errors import TooManySkipped
-from bushel.engine import drawn_delivery as drawn
-from bushel.engine import opener
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Executor, Threads
-from bushel.iterator import PipelineIterator
+from bushel._src.base.blocks import rows_of
+from bushel._src.base.errors import TooManySkipped
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Executor, Threads
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -55,12 +54,6 @@ EXECUTORS: dict[str, Any] = {
     "threads": lambda: Threads(3),
     **{f"{count} processes": lambda count=count: Processes(count) for count in (1, 2, 3, 4)},
     **{f"2 processes, {size} bytes": lambda size=size: Processes(2, budget_bytes=size) for size in BUDGETS},
-}
-
-PLACINGS: dict[str, dict[Any, Any]] = {
-    "as measured": {},
-    "rows go out": {(drawn, "SHIP_S"): -1.0, (drawn, "_TRIED_ROWS"): 1},
-    "streams go out": {(opener, "_has_opaque_leaf"): lambda node: True},
 }
 
 
@@ -121,15 +114,6 @@ def watchdog(pools: Pools) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def placing(place: str) -> Iterator[None]:
-    """Decides what of a pipeline goes to workers, which is otherwise a matter of measured time."""
-    with pytest.MonkeyPatch.context() as patch:
-        for (module, name), value in PLACINGS[place].items():
-            patch.setattr(module, name, value)
-        yield
-
-
-@contextlib.contextmanager
 def built(recipe: Recipe, options: dict[str, Any]) -> Iterator[Any]:
     """The stream of a recipe, with caches of its own."""
     # A worker that was given up may write into a cache for a moment longer.
@@ -137,10 +121,6 @@ def built(recipe: Recipe, options: dict[str, Any]) -> Iterator[Any]:
         patch.setattr(tempfile, "tempdir", folder)
         ds = recipes.as_stream(recipe, bushel)
         yield ds.with_options(**options) if options else ds
-
-
-def opened(ds: Any, executor: Executor | None) -> PipelineIterator[Any]:
-    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
 
 
 @dataclasses.dataclass
@@ -220,43 +200,43 @@ def plans(draw: st.DrawFn) -> Plan:
         draw(strategies.troubled_recipes()),
         draw(st.just({}) | skipping | skipping),
         draw(st.lists(st.sampled_from(sorted(EXECUTORS)), min_size=2, max_size=3, unique=True)),
-        draw(st.sampled_from(sorted(PLACINGS))),
+        draw(st.sampled_from(sorted(DECISIONS))),
         draw(st.lists(st.integers(0, MOST), min_size=2, max_size=2)),
     )
 
 
 def check(plan: Plan, pools: Pools) -> None:
     with built(plan.recipe, plan.options) as ds:
-        with opened(ds, None) as it:
+        with open_on(ds, None) as it:
             expected = events(it)
-        with opened(ds, None) as it:  # caches that are full tell the same
+        with open_on(ds, None) as it:  # caches that are full tell the same
             check_same(events(it), expected, "a second time")
     elements = sum(event.kind == "element" for event in expected)
     if not plan.recipe.facts.stream and not plan.options:
         check_taken(plan.recipe, expected)
-    with placing(plan.place):
-        for name, cut in zip(plan.names, itertools.cycle(plan.cuts)):
-            cut %= elements + 1
-            with built(plan.recipe, plan.options) as ds:
-                with opened(ds, pools[name]) as it:
-                    check_same(events(it), expected, name)
-                with opened(ds, pools[name]) as it:
-                    check_same(events(it), expected, f"{name}, a second time")
-                with opened(ds, pools[name]) as it:
-                    it.set_state(json.loads(expected[cut].state))
-                    rest = events(it, MOST - cut)
-                    check_same(rest, _from(expected, cut), f"{name}, from element {cut} on")
-        one, other = plan.names[:2]
-        cut = plan.cuts[1] % (elements + 1)
+    where = DECISIONS[plan.place]
+    for name, cut in zip(plan.names, itertools.cycle(plan.cuts)):
+        cut %= elements + 1
         with built(plan.recipe, plan.options) as ds:
-            with opened(ds, pools[one]) as it:
-                for _ in range(cut):
-                    next(it)
-                state = json.dumps(it.get_state())
-            for name in (other, None):
-                with opened(ds, pools[name]) as it:
-                    it.set_state(json.loads(state))
-                    check_same(events(it, MOST - cut), _from(expected, cut), f"from {one} to {name}, at {cut}")
+            with open_on(ds, pools[name], where) as it:
+                check_same(events(it), expected, name)
+            with open_on(ds, pools[name], where) as it:
+                check_same(events(it), expected, f"{name}, a second time")
+            with open_on(ds, pools[name], where) as it:
+                it.set_state(json.loads(expected[cut].state))
+                rest = events(it, MOST - cut)
+                check_same(rest, _from(expected, cut), f"{name}, from element {cut} on")
+    one, other = plan.names[:2]
+    cut = plan.cuts[1] % (elements + 1)
+    with built(plan.recipe, plan.options) as ds:
+        with open_on(ds, pools[one], where) as it:
+            for _ in range(cut):
+                next(it)
+            state = json.dumps(it.get_state())
+        for name in (other, None):
+            with open_on(ds, pools[name], where) as it:
+                it.set_state(json.loads(state))
+                check_same(events(it, MOST - cut), _from(expected, cut), f"from {one} to {name}, at {cut}")
 
 
 def _from(expected: list[Event], cut: int) -> list[Event]:

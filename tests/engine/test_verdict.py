@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bushel
-from bushel.engine.figures import DELIVERY, Pool, Stage, Transfer
-from bushel.engine.report import Report, judge
+from bushel._src.engine.measurements import DELIVERY, Pool, Stage, Transfer
+from bushel._src.engine.report import Report, judge
 
 
 def stage(call, where="workers", self_s=1.0, number=1, **more):
@@ -29,7 +29,7 @@ def test_workers_that_cannot_keep_up():
     assert (found.bound, found.more_workers) == ("input", 9)
 
 
-def test_one_more_worker():
+def test_a_verdict_that_asks_for_one_worker_is_in_the_singular():
     found = judge(report(stages=BUSY, pools=[Pool("workers", 2, "", busy_s=20.0, wait_s=2.0)], waited_s=2.0), 16)
     assert found.sentence.endswith("; 1 more worker would do.")
 
@@ -85,7 +85,7 @@ def test_nothing_measured_and_nothing_delivered():
     assert judge(report(elements=0)).sentence == "No element has been delivered in this time."
 
 
-def test_transfers():
+def test_a_verdict_says_whether_the_transfer_or_the_input_limits():
     slow = Transfer("1 gpu", 100, 10**9, 10.0, 8.0, 0.0, 1.2e8, 0)
     assert judge(report(transfers=[slow])).sentence.startswith("transfer-bound: the step waits for data 80 % of its")
     fast = Transfer("1 gpu", 100, 10**9, 10.0, 8.0, 0.0, 1e12, 0)
@@ -114,7 +114,7 @@ def wait_a_little(x):
     return x
 
 
-def test_the_part_of_a_run():
+def test_a_report_since_an_earlier_one_has_the_figures_of_the_time_between():
     ds = bushel.MapDataset.range(60).map(wait_a_little).to_iter_dataset()
     it = iter(ds.with_options(execution_tracking_mode="stage_timing"))
     for _ in range(10):

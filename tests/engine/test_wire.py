@@ -14,16 +14,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers.numpy_versions import STRING_DTYPES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numpy_versions import STRING_DTYPES
 
-from bushel.base.memory import ALIGNMENT
-from bushel.engine.pool.wire import IN_BAND_BYTES, pack, unpack
-from bushel.engine.processes import channel
-from bushel.engine.processes.channel import Channel, Closed
-from bushel.engine.slabs import Arena, Slot
+from bushel._src.base.memory import ALIGNMENT
+from bushel._src.engine.pool.wire import IN_BAND_BYTES, pack, unpack
+from bushel._src.engine.processes import channel
+from bushel._src.engine.processes.channel import Channel, Closed
+from bushel._src.engine.shared_memory import Slab, Slot
 from bushel.testing import same
 
 SLOT_BYTES = 1 << 18
@@ -92,7 +92,7 @@ def layouts(made: np.ndarray) -> dict[str, np.ndarray]:
 
 def fresh_slot(size: int = SLOT_BYTES) -> tuple[Slot, memoryview]:
     """A slot as the worker sees it, and as the consumer does."""
-    arena = Arena(size, 1)
+    arena = Slab(size, 1)
     lease = arena.lease(arena.grant())
     arena.close()
     return Slot(lease[:size]), lease

@@ -17,13 +17,15 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from watching import SOON_S, alive, parents, run_script, wait_until, workers
-from watching import zygote as zygote_here
+from helpers.processes import alive, parents, run_script, workers
+from helpers.processes import zygote as zygote_here
+from helpers.waiting import SOON_S, wait_until
+from helpers.worker_pools import TWO, image_of, numbers
 
 import bushel
-from bushel.engine.processes import channel, zygote
-from bushel.engine.processes.executor import Processes
-from bushel.engine.processes.zygote import Starter
+from bushel._src.engine.processes import channel, zygote
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.processes.zygote import Starter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
@@ -212,7 +214,7 @@ def test_a_zygote_that_cannot_start_is_tried_twice(starter, monkeypatch, capfd):
 def test_a_zygote_ends_its_workers_without_a_word():
     code = """
 import sys, time
-from bushel.engine.processes import zygote
+from bushel._src.engine.processes import zygote
 
 def kill_and_see(pid, kill=zygote.kill):  # it hears of the end while others are still to be killed
     kill(pid)
@@ -271,10 +273,6 @@ def test_a_program_that_was_interrupted_goes_on(tmp_path):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Surroundings
-
-
-def numbers(length: int) -> Any:
-    return bushel.MapDataset.range(length).to_iter_dataset(bushel.ReadOptions(0, 0))
 
 
 def options(num_workers: int = 2) -> bushel.MultiprocessingOptions:
@@ -348,7 +346,7 @@ def test_what_workers_print_is_seen(tmp_path, monkeypatch):
     script = """
         import sys
         import bushel
-        from bushel.engine.processes.executor import Processes
+        from bushel._src.engine.processes.executor import Processes
 
         def tell(x):
             print("seen", x)
@@ -362,3 +360,62 @@ def test_what_workers_print_is_seen(tmp_path, monkeypatch):
     code, out, err = run_script(tmp_path, script)
     assert (code, err) == (0, "")
     assert sorted(out.splitlines()) == sorted(2 * [f"seen {x}" for x in range(5)])
+
+
+def test_the_zygote_may_be_killed():
+    with iter(numbers(3000).map(image_of).batch(4).mp_prefetch(TWO)) as it:
+        found = [int(next(it)["label"][0]) for _ in range(5)]
+        first = zygote_here()
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not alive([first]))
+        found += [int(batch["label"][0]) for batch in it]
+    assert found == list(range(0, 3000, 4))
+    with iter(numbers(100).mp_prefetch(TWO)) as it:  # and the next pool works
+        assert list(it) == list(range(100))
+    assert zygote_here() not in (None, first)
+
+
+TWO_POOLS_CLOSED = """
+    import os, time
+    import bushel
+
+    ds = bushel.MapDataset.range(40).map(lambda x: time.sleep(0.01) or x).to_iter_dataset()
+    two = bushel.MultiprocessingOptions(num_workers=2)
+
+    def children(pid):
+        "Also those that have ended and that nobody has waited for."
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                fields = open(f"/proc/{name}/stat").read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(name))
+        return found
+
+    def in_time(true):
+        deadline = time.monotonic() + 100
+        while not true() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return true()
+
+    it = iter(ds.mp_prefetch(two))
+    next(it)
+    other = iter(ds.mp_prefetch(two))
+    next(other)
+    helper, = children(os.getpid())
+    print(len(children(helper)))
+    it.close()
+    print(in_time(lambda: len(children(helper)) == 2))
+    time.sleep(3)
+    print(sum(other))
+    other.close()
+    print(in_time(lambda: not children(os.getpid())))
+    with iter(ds.mp_prefetch(two)) as it:
+        print(sum(it))
+"""
+
+
+def test_after_the_last_pool_there_is_no_process_left(tmp_path):
+    assert run_script(tmp_path, TWO_POOLS_CLOSED) == (0, "4\nTrue\n780\nTrue\n780\n", "")

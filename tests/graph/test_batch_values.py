@@ -9,7 +9,7 @@ import cloudpickle
 import grain
 import numpy as np
 import pytest
-from comparing import is_kept
+from helpers.beside_grain import is_kept
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

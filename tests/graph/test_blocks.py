@@ -10,16 +10,15 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from comparing import is_kept
+from helpers.beside_grain import is_kept
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import bushel
-from bushel.base import blocks, memory
-from bushel.base.blocks import Columns
-from bushel.base.ownership import COUNTS, own
-from bushel.base.private_blocks import own_block
+from bushel._src.base import blocks, memory
+from bushel._src.base.blocks import Columns, make_block_private
+from bushel._src.base.private_elements import COUNTS, make_private
 from bushel.testing import same
 
 
@@ -211,11 +210,11 @@ def test_a_batch_that_nobody_else_holds_is_not_copied_again():
     batch = blocks.stack([np.full((30, 30), number) for number in range(9)])
     place = batch.ctypes.data
     view = batch[:1]
-    assert own([{"x": view}])[0]["x"].ctypes.data != place  # two arrays look into this memory
+    assert make_private([{"x": view}])[0]["x"].ctypes.data != place  # two arrays look into this memory
     del view
     rows = [batch]
     del batch
-    assert own(rows)[0].ctypes.data == place
+    assert make_private(rows)[0].ctypes.data == place
 
 
 def test_rows_with_gaps_in_memory_are_stacked():
@@ -335,7 +334,7 @@ def test_a_part_is_a_slice_of_the_rows(block, low, high):
     part = block.part(low, high)
     assert len(part) == high - low
     assert same(part.rows(), model_of(block)[low:high])
-    assert same(blocks.rows_of(blocks.part_of(block.rows(), low, high)), model_of(block)[low:high])
+    assert same(blocks.rows_of(blocks.slice_block(block.rows(), low, high)), model_of(block)[low:high])
 
 
 def test_a_part_is_a_view():
@@ -444,14 +443,14 @@ def test_columns_are_copied_only_where_something_else_holds_them():
     kept = np.zeros(3)
     block = Columns({"kept": kept, "view": kept[:], "inside": {"new": np.zeros(3)}}, 3)
     address = block.tree["inside"]["new"].ctypes.data
-    owned = own_block(block).tree
+    owned = make_block_private(block).tree
     assert owned["inside"]["new"].ctypes.data == address
     assert not np.shares_memory(owned["kept"], kept) and not np.shares_memory(owned["view"], kept)
 
 
 def test_a_tree_of_columns_that_something_else_holds_is_copied():
     for kept in ({"a": np.zeros(3)}, np.zeros(3), [np.zeros(3)]):
-        owned = own_block(Columns(kept, 3)).tree
+        owned = make_block_private(Columns(kept, 3)).tree
         leaf = owned if isinstance(owned, np.ndarray) else owned["a"] if isinstance(owned, dict) else owned[0]
         leaf += 1
         assert not np.any(kept["a"] if isinstance(kept, dict) else kept)

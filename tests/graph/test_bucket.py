@@ -59,7 +59,7 @@ def test_batches_and_their_order_differ_from_epoch_to_epoch():
     assert sorted(map(sorted, first)) != sorted(map(sorted, second))
 
 
-def test_it_resumes_and_runs_anywhere():
+def test_buckets_resume_anywhere_and_are_the_same_on_any_executor():
     ds = MapDataset.source(sequences((np.arange(50) * 7 % 13).tolist())).seed(4).shuffle()
     pipeline = ds.bucket(ds.column(size_of), [6, 12], [4, 2]).repeat(2)
     bushel.testing.check_resumes_anywhere(pipeline, max_elements=12)

@@ -17,15 +17,15 @@ import time
 import grain
 import numpy as np
 import pytest
-import recipes
-from comparing import plain, restored, run
+from helpers import recipes
+from helpers.beside_grain import plain, restored, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset
-from bushel.base import sealed
-from bushel.graph import part_folders, stores
+from bushel._src.base import checked_files
+from bushel._src.graph import cache_stores
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 
@@ -33,7 +33,7 @@ from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, 
 def folder(request, tmp_path, monkeypatch):
     """Where a cache is kept."""
     if request.param == "files of one element":
-        monkeypatch.setattr(stores, "CHUNK_ELEMENTS", 1)
+        monkeypatch.setattr(cache_stores, "CHUNK_ELEMENTS", 1)
     return None if request.param == "memory" else tmp_path / "cache"
 
 
@@ -262,7 +262,7 @@ def test_a_process_that_is_killed_leaves_no_cache(tmp_path):
     program = textwrap.dedent(
         """
         import bushel, os, signal, sys
-        from bushel.graph import stores
+        from bushel._src.graph import stores
         stores.CHUNK_ELEMENTS = 1
         def die(x):
             if x == 3:
@@ -350,7 +350,7 @@ def without_locks(*_):
 
 
 def test_without_locks_a_folder_is_removed_when_it_is_old(tmp_path, monkeypatch):
-    monkeypatch.setattr(part_folders.fcntl, "flock", without_locks)
+    monkeypatch.setattr(cache_stores.fcntl, "flock", without_locks)
     with iter(cached(Counting(), tmp_path)) as it:
         next(it)
         assert numbers(cached(Counting(), tmp_path)) == list(range(10))
@@ -358,20 +358,20 @@ def test_without_locks_a_folder_is_removed_when_it_is_old(tmp_path, monkeypatch)
         long_ago = time.time() - 8 * 24 * 3600
         for path in (part, *part.iterdir()):
             os.utime(path, (long_ago, long_ago))
-        part_folders.remove_forgotten(tmp_path)
+        cache_stores.remove_forgotten(tmp_path)
         assert not list(tmp_path.glob(".part-*"))
 
 
 def test_a_folder_of_another_machine_is_removed_when_it_is_old(tmp_path, monkeypatch):
-    monkeypatch.setattr(part_folders.socket, "gethostname", lambda: "elsewhere")
-    recording = part_folders.PartFolder(tmp_path, tmp_path / "x")
+    monkeypatch.setattr(cache_stores.socket, "gethostname", lambda: "elsewhere")
+    recording = cache_stores.UnfinishedFolder(tmp_path, tmp_path / "x")
     monkeypatch.undo()
     os.close(recording._lock)  # as a lock looks that is known on its own machine alone
-    part_folders.remove_forgotten(tmp_path)
+    cache_stores.remove_forgotten(tmp_path)
     assert recording.path.exists()
     for path in (recording.path, *recording.path.iterdir()):
         os.utime(path, (0, 0))
-    part_folders.remove_forgotten(tmp_path)
+    cache_stores.remove_forgotten(tmp_path)
     assert not recording.path.exists()
 
 
@@ -398,7 +398,7 @@ def damage_chunk(path: pathlib.Path):
         ("chunk-000000.pickle", lambda path: path.write_bytes(path.read_bytes()[:-5])),
         ("chunk-000000.pickle", os.remove),
         ("index.json", lambda path: path.write_text("{")),
-        ("index.json", lambda path: sealed.write_json(path, {"version": 99})),
+        ("index.json", lambda path: checked_files.write_json(path, {"version": 99})),
         ("index.json", lambda path: path.write_text(json.dumps(VERSION_1))),
     ],
 )
@@ -416,7 +416,7 @@ def test_a_damaged_cache_is_named_and_filled_again(tmp_path, name, damage):
 
 @pytest.mark.parametrize("taken", [0, 3, 7])
 def test_a_cache_that_is_damaged_further_on_is_left_at_the_same_element(tmp_path, monkeypatch, taken):
-    monkeypatch.setattr(stores, "CHUNK_ELEMENTS", 2)
+    monkeypatch.setattr(cache_stores, "CHUNK_ELEMENTS", 2)
     function = Counting()
     ds = cached(function, tmp_path)
     whole = run(iter(ds))
@@ -539,10 +539,12 @@ def test_the_function_before_a_cache_runs_once_for_each_element(folder, after):
     chunk=st.sampled_from([1, 3, 4096]),
     in_files=st.booleans(),
 )
-def test_it_runs_once_also_where_an_iterator_goes_back_and_forth(after, moves, chunk, in_files, tmp_path_factory):
+def test_elements_are_computed_once_also_if_an_iterator_goes_back_and_forth(
+    after, moves, chunk, in_files, tmp_path_factory
+):
     function = Calls()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stores, "CHUNK_ELEMENTS", chunk)
+        patch.setattr(cache_stores, "CHUNK_ELEMENTS", chunk)
         folder = tmp_path_factory.mktemp("cache") if in_files else None
         ds = AFTER_A_CACHE[after](cached(function, folder, 8))
         whole = list(AFTER_A_CACHE[after](cached(Calls(), None, 8)))
@@ -591,7 +593,7 @@ def test_a_second_iterator_uses_the_cache_as_soon_as_its_pass_begins_again(folde
     slow.close()
 
 
-def test_it_runs_once_in_workers(tmp_path):
+def test_elements_are_computed_once_in_workers(tmp_path):
     log = tmp_path / "calls"
 
     def note(x):
@@ -622,7 +624,7 @@ def test_what_an_iterator_has_recorded_is_its_own(folder):
 
 
 def test_a_recording_that_cannot_be_read_back_costs_the_cache_and_no_element(tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "CHUNK_ELEMENTS", 2)
+    monkeypatch.setattr(cache_stores, "CHUNK_ELEMENTS", 2)
     ds = cached(Calls(), tmp_path, 10)
     with iter(ds) as it:
         start = it.get_state()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset, MultiprocessingOptions
-from bushel import columns as computing
+from bushel._src.datasets import computed_columns as computing
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
@@ -184,7 +184,7 @@ def column_of(values, monkeypatch, size, options=HERE, cache=None, stops_at=None
     function = Nth(values)
     ds = MapDataset.range(len(values))
     with monkeypatch.context() as patch:
-        patch.setattr(computing, "_piece_size", lambda length: size)
+        patch.setattr(computing, "_range_size", lambda length: size)
         patch.setattr(computing, "_SAVE_EVERY_S", 0.0)
         try:
             if stops_at is not None:

@@ -7,14 +7,14 @@ import sys
 import cloudpickle
 import numpy as np
 import pytest
+from helpers.reordering_pipelines import epoch, moved
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from moving import epoch, moved
 
 import bushel
 from bushel import MapDataset
-from bushel.base.checks import INFINITE
-from bushel.graph.node import Epochs
+from bushel._src.base.checks import INFINITE
+from bushel._src.graph.node import Epochs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
@@ -174,7 +174,7 @@ def test_a_pipeline_built_twice_has_the_same_columns():
     assert list(build().shuffle(1).order_by(column)) == [2, 4, 6]
 
 
-def test_columns_calculate():
+def test_arithmetic_with_columns_is_that_of_numpy():
     ds = MapDataset.range(5)
     a, b = ds.column(lambda x: x), ds.column(lambda x: x * x)
     assert np.asarray((a > 1) & (b < 10)).tolist() == [False, False, True, True, False]

@@ -81,7 +81,7 @@ def test_a_sought_element_is_the_one_that_reading_gives(name, steps, read):
         assert it.get_state() == state and it.epoch == epoch
 
 
-def test_far_away():
+def test_an_iterator_can_seek_to_an_epoch_far_away():
     with iter(ten().batch(5).repeat()) as it:
         it.seek(2 * 10**15)
         assert it.epoch == 10**15 and sorted([*next(it), *next(it)]) == list(range(10))

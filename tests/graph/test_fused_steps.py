@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bushel import MapDataset
-from bushel.graph import fused_steps
+from bushel._src.graph import map_ops
 
 
 class Failure(Exception):
@@ -94,6 +94,6 @@ def test_a_function_that_runs_a_chain_of_its_own_is_named_itself():
 
 
 def test_each_sequence_of_kinds_is_compiled_once():
-    assert fused_steps.compile_steps((False, True)) is fused_steps.compile_steps((False, True))
-    run = fused_steps.compile_steps((False, False, True))
+    assert map_ops.compile_steps((False, True)) is map_ops.compile_steps((False, True))
+    run = map_ops.compile_steps((False, False, True))
     assert run(iter([1, None, 5]), [lambda x: x * 2, lambda x: None if x == 2 else x, bool]) == [None, None, 10]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import bushel
-from bushel.graph import hidden_randomness
-from bushel.graph.hidden_randomness import _follows, _read_position
+from bushel._src.graph import hidden_randomness
+from bushel._src.graph.hidden_randomness import _follows, _read_position
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
@@ -156,7 +156,7 @@ def test_a_function_that_draws_is_named_once(name):
 
 
 @pytest.mark.parametrize("name", ["np.random", "an attribute", "a helper"])
-def test_it_is_named_once_also_with_workers(name):
+def test_a_function_is_warned_of_once_also_with_workers(name):
     ds = bushel.MapDataset.range(60).map(DRAWING[name]).to_iter_dataset()
     (text,) = texts_of(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2)))
     assert text.startswith("map(") and "random_map" in text

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset
-from bushel.base import blocks
-from bushel.graph import many_plans
+from bushel._src.base import blocks
+from bushel._src.graph import many_plans
 from bushel.sources import ArrayDataSource
 from bushel.testing import same
 

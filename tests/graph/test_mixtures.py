@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset
-from bushel.base.checks import INFINITE
+from bushel._src.base.checks import INFINITE
 
 
 def parts(*lengths, shuffled=True):
@@ -154,7 +154,7 @@ def test_an_empty_or_endless_part_is_told():
         MapDataset.mix([MapDataset.range(3).repeat(), MapDataset.range(4)], "size")
 
 
-def test_it_resumes_runs_anywhere_and_is_known_by_its_weights():
+def test_a_mixture_resumes_anywhere_and_its_weights_are_part_of_the_identity():
     ds = MapDataset.mix(parts(30, 20, 10), [(0, [1, 1, 1]), (20, [3, 2, 1])], when_exhausted="restart")
     batches = ds[:60].batch(4)
     bushel.testing.check_resumes_anywhere(batches)

@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from helpers.reordering_pipelines import Records, moved
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moving import Records, moved
 
 import bushel
 from bushel import MapDataset
@@ -36,7 +36,7 @@ def shaped(draw):
             ds = ZipMapDataset([ds, ds.shuffle(3), ds])
         elif kind == "shuffle":
             ds = ds.shuffle(4)
-        elif ds._node.epochs is bushel.graph.node.Epochs.SAME:
+        elif ds._node.epochs is bushel._src.graph.node.Epochs.SAME:
             values = np.arange(len(ds)) * 3 % 5
             if kind == "where":
                 ds = ds.where(values >= 0)

@@ -15,21 +15,19 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from stepped import Stepped
+from helpers.stepped_executor import Stepped
 
 import bushel
-from bushel.base import blocks
-from bushel.base.blocks import Block, rows_of
-from bushel.base.errors import StateMismatch
+from bushel._src.base import blocks
+from bushel._src.base.blocks import Block, rows_of
+from bushel._src.base.errors import StateMismatch
+from bushel._src.datasets.iter_dataset import IterPipeline
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
+from bushel._src.engine.tasks import Threads
+from bushel._src.graph.cursors import END, Cursor, Mark, Over, Skips, State, make_rows, read_field
+from bushel._src.graph.streams import OneParent, Opener, Ordered
 from bushel.engine import Executor
-from bushel.engine.processes.executor import Processes
-from bushel.engine.tasks import Threads
-from bushel.graph.cursors import END, Cursor, Mark, Over, make_rows
-from bushel.graph.skips import Skips
-from bushel.graph.state_fields import State, read_field
-from bushel.graph.streams import OneParent, Opener, Ordered
-from bushel.iter_dataset import IterPipeline
-from bushel.iterator import PipelineIterator
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

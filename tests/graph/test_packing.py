@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import grain
 import numpy as np
 import pytest
-from cases import cases
-from comparing import check_equal, restored, run, stream
+from helpers.beside_grain import check_equal, restored, run, stream
+from helpers.case_counts import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.base import trees
-from bushel.base.blocks import rows_of
-from bushel.engine import open_stream
+from bushel._src.base import trees
+from bushel._src.base.blocks import rows_of
+from bushel._src.engine.opener import open_stream
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 PACKERS = ["FirstFitPackIterDataset", "BestFitPackIterDataset"]

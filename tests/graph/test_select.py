@@ -114,7 +114,7 @@ def test_what_is_wrong_is_told(wrong, sentence):
         wrong(MapDataset.range(3))
 
 
-def test_they_resume_and_run_anywhere_and_know_each_other_apart():
+def test_selections_resume_anywhere_and_have_different_identities():
     ds = MapDataset.range(20).seed(5)
     weights = ds.column(lambda x: x + 1)
     for pipeline in (
@@ -130,7 +130,7 @@ def test_they_resume_and_run_anywhere_and_know_each_other_apart():
         iter(ds.sample(weights * 2 + (weights > 3))).set_state(state)
 
 
-def test_they_are_the_same_when_stages_are_timed():
+def test_selections_are_the_same_when_stages_are_timed():
     timing = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)
     ds = MapDataset.source([np.full(n % 7 + 1, n) for n in range(40)]).seed(5).map(lambda x: x + 1)
     lengths, shuffled = ds.column(len), ds.shuffle()

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bushel
-from bushel.base.errors import TooManySkipped
-from bushel.graph.skips import Skips, collect_skips, collect_then_count, count_collected
+from bushel._src.base.errors import TooManySkipped
+from bushel._src.graph.cursors import Skips, collect_skips, collect_then_count, count_collected
 
 numbers = st.lists(st.integers(1, 4), max_size=12)
 

@@ -8,9 +8,9 @@ import warnings
 import cloudpickle
 import numpy as np
 import pytest
+from helpers.strategies import lengths, seeds
 from hypothesis import given, reject
 from hypothesis import strategies as st
-from strategies import lengths, seeds
 
 import bushel
 from bushel import MapDataset
@@ -111,7 +111,7 @@ def test_hashed_parts_are_close_to_their_shares():
     assert 1850 < len(rest) < 2150 and len(train) + len(rest) == 20_000
 
 
-def test_golden_parts():
+def test_the_parts_of_a_split_stay_the_same_from_release_to_release():
     """A new release must not move records from one part to another."""
     ds = MapDataset.range(20)
     assert sorted(ds.split([0.8, 0.2])[1]) == [0, 3, 11, 16]
@@ -134,7 +134,7 @@ def test_each_kind_of_value_says_the_groups():
         assert not {str(dates[x]) for x in first} & {str(dates[x]) for x in second}
 
 
-def test_names_and_counts():
+def test_a_split_has_the_asked_names_and_numbers_of_records():
     parts = MapDataset.range(10).split({"train": 7, "validation": 2, "test": 1})
     assert list(parts) == ["train", "validation", "test"]
     assert [len(part) for part in parts.values()] == [7, 2, 1]
@@ -179,7 +179,7 @@ def test_the_state_of_one_part_is_refused_by_another():
             iter(wrong).set_state(state)
 
 
-def test_it_reads_as_it_was_written():
+def test_a_split_prints_as_it_was_written():
     train, _ = MapDataset.range(10).shuffle(seed=1).map(lambda x: x).split([0.8, 0.2])
     assert repr(train) == "MapDataset.range(10).split([0.8, 0.2], seed=0)[0].shuffle(seed=1).map(<lambda>)"
     assert list(eval(repr(MapDataset.range(10).split([0.8, 0.2])[0]))) == list(

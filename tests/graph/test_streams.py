@@ -7,17 +7,17 @@ import itertools
 import grain
 import numpy as np
 import pytest
-from cases import cases
-from comparing import check_equal, plain, restored, run, stream
+from helpers.beside_grain import check_equal, plain, restored, run, stream
+from helpers.case_counts import cases
+from helpers.stepped_executor import Stepped
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stepped import Stepped
 
 import bushel
 from bushel import IterDataset, MapDataset
-from bushel.engine.tasks import Threads
-from bushel.index.shuffle import window_shuffle
-from bushel.iterator import PipelineIterator
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.tasks import Threads
+from bushel._src.index.shuffle import window_shuffle
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 quick = settings(deadline=None, max_examples=cases(30, 60))

@@ -8,16 +8,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import recipes
-from cases import cases
+from helpers import recipes
+from helpers.case_counts import cases
+from helpers.recipes import LAYOUTS, Recipe, arrays_of, build, on_leaves, source_of, weigh
+from helpers.strategies import map_recipes
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from recipes import LAYOUTS, Recipe, arrays_of, build, on_leaves, source_of, weigh
-from strategies import map_recipes
 
 import bushel
-from bushel.base.blocks import Columns, rows_of
-from bushel.base.errors import RowFailed
+from bushel._src.base.blocks import Columns, rows_of
+from bushel._src.base.errors import RowFailed
 from bushel.sources import ArrayDataSource
 from bushel.testing import same
 
@@ -439,7 +439,7 @@ def test_columns_that_a_source_keeps_are_copied():
 
 
 def test_the_privacy_check_can_fail(monkeypatch):
-    monkeypatch.setattr("bushel.graph.leaves.own_answer", lambda answer, received: answer[0])
+    monkeypatch.setattr("bushel._src.graph.source_nodes.make_answer_private", lambda answer, received: answer[0])
     arrays = sources_in_memory()["arrays"]
     before = snapshot(arrays)
     list(bushel.MapDataset.source(Careless(arrays)).map(change_in_place))

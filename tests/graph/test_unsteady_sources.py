@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import bushel
-from bushel.graph import hidden_randomness
+from bushel._src.graph import hidden_randomness
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 

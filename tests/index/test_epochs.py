@@ -6,11 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
+from helpers.strategies import slices
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from strategies import slices
 
-from bushel.index.epochs import batched, first_epoch, listed, shard, strided
+from bushel._src.index.epochs import batched, first_epoch, listed, shard, strided
 
 
 def epoch_of(length: int, number: int) -> list[int]:

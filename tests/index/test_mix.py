@@ -12,8 +12,8 @@ from grain._src.python.dataset.transformations import mix as grain_mix
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from bushel.base.checks import INFINITE
-from bushel.index.mix import concatenated, integer_weights, mixed, mixed_length
+from bushel._src.base.checks import INFINITE
+from bushel._src.index.mix import concatenated, integer_weights, mixed, mixed_length
 
 
 def plainly_mixed(k: int, weights: tuple[int, ...]) -> tuple[int, int]:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bushel.graph.pack_stream import fill_rows
-from bushel.index.packing import Bins, concat_split, fit, layout, too_long
+from bushel._src.graph.pack_stream import fill_rows
+from bushel._src.index.packing import Bins, concat_split, fit, layout, too_long
 
 CAPACITIES = st.lists(st.integers(1, 12), min_size=1, max_size=3)
 

@@ -8,12 +8,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from cases import cases
+from helpers.case_counts import cases
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from bushel.base.checks import INFINITE
-from bushel.index.quota import LONGEST_PERIOD, Quotas, Stretches, exact_mixture, whole_numbers
+from bushel._src.base.checks import INFINITE
+from bushel._src.index.exact_mix import LONGEST_PERIOD, Quotas, Stretches, exact_mixture, whole_numbers
 
 
 @st.composite
@@ -61,7 +61,7 @@ def test_positions_are_looked_up_in_any_order(stages, data):
 
 @settings(max_examples=40, deadline=None)
 @given(stages=schedules(), lengths=st.data())
-def test_it_is_as_long_as_its_parts_last(stages, lengths):
+def test_a_mixture_is_as_long_as_its_parts_last(stages, lengths):
     parts = len(stages[0][1])
     sizes = lengths.draw(st.lists(st.integers(1, 60) | st.just(INFINITE), min_size=parts, max_size=parts))
     quotas = Quotas(stages)

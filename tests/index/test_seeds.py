@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.recipes import double
+from helpers.strategies import long_seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recipes import double
-from strategies import long_seeds
 
 import bushel
-from bushel.index.seeds import derive
+from bushel._src.base.rng import derive
 
 pairs = st.lists(st.tuples(long_seeds(), st.integers(0, 50)), min_size=1, max_size=4)
 
@@ -26,7 +26,7 @@ def test_a_seed_has_32_bits_and_is_a_plain_integer(seeds_and_depths):
 
 @settings(deadline=None)
 @given(pairs)
-def test_it_is_numpys_seed_sequence(seeds_and_depths):
+def test_derived_seeds_are_those_of_numpys_SeedSequence(seeds_and_depths):
     flat = [number for pair in seeds_and_depths for number in pair]
     assert derive(seeds_and_depths) == np.random.SeedSequence(flat).generate_state(1, np.uint32)[0]
 
@@ -34,7 +34,7 @@ def test_it_is_numpys_seed_sequence(seeds_and_depths):
 @pytest.mark.parametrize(
     ("seeds_and_depths", "seed"), [([(42, 1)], 3329053876), ([(42, 2)], 955475868), ([(0, 0)], 2968811710)]
 )
-def test_golden(seeds_and_depths, seed):
+def test_derived_seeds_stay_the_same_from_release_to_release(seeds_and_depths, seed):
     assert derive(seeds_and_depths) == seed
 
 

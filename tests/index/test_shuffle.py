@@ -12,12 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from grain.experimental import index_shuffle as grain_index_shuffle
+from helpers.strategies import grain_shuffles_rightly, near_powers_of_two, seeds
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from strategies import grain_shuffles_rightly, near_powers_of_two, seeds
 
-from bushel.index.many_shuffles import ManyShuffles
-from bushel.index.shuffle import ROUNDS, SMALL, epoch_table, forget_tables, index_shuffle, permute, round_keys, shuffle
+from bushel._src.index.shuffle import (
+    ROUNDS,
+    SMALL,
+    ManyShuffles,
+    epoch_table,
+    forget_tables,
+    index_shuffle,
+    permute,
+    round_keys,
+    shuffle,
+)
 
 
 def is_permutation(order: np.ndarray, length: int) -> bool:
@@ -35,13 +44,13 @@ def some_indices(length: int, count: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("first", range(1, 2001, 400))
-def test_it_is_a_permutation_of_every_small_length(first):
+def test_the_shuffle_is_a_permutation_of_every_small_length(first):
     for length in range(first, first + 400):
         assert is_permutation(permute(np.arange(length), length=length, seed=length * 2654435761 % 2**32), length)
 
 
 @pytest.mark.parametrize("k", range(11, 21))
-def test_it_is_a_permutation_around_powers_of_two(k):
+def test_the_shuffle_is_a_permutation_around_powers_of_two(k):
     for length in (2**k - 1, 2**k, 2**k + 1):
         for seed in (0, 2**32 - 1):
             assert is_permutation(permute(np.arange(length), length=length, seed=seed), length)
@@ -49,7 +58,7 @@ def test_it_is_a_permutation_around_powers_of_two(k):
 
 @settings(max_examples=60, deadline=None)
 @given(length=st.integers(2**17, 2**63 - 1) | near_powers_of_two(33, 62), seed=seeds())
-def test_it_is_injective_and_in_range_at_any_length(length, seed):
+def test_the_shuffle_is_injective_and_in_range_at_any_length(length, seed):
     here = some_indices(length, 300)
     there = permute(here, length=length, seed=seed)
     assert there.dtype == np.int64
@@ -80,7 +89,7 @@ def test_the_check_of_permutations_can_fail():
 @example(length=1, seed=0)
 @example(length=2**16 - 1, seed=2**32 - 1)
 @example(length=2**16, seed=2**32 - 1)
-def test_it_is_grains_up_to_a_million(length, seed):
+def test_the_shuffle_is_grains_up_to_a_million(length, seed):
     assume(length and grain_shuffles_rightly(length))
     here = some_indices(length, 6, seed)
     theirs = [grain_index_shuffle(int(i), max_index=length - 1, seed=seed, rounds=ROUNDS) for i in here]
@@ -94,7 +103,7 @@ def test_it_is_grains_up_to_a_million(length, seed):
 @example(length=2**33, seed=1)
 @example(length=2**50, seed=1)
 @example(length=2**62, seed=1)
-def test_it_is_grains_past_32_bits(length, seed):
+def test_the_shuffle_is_grains_past_32_bits(length, seed):
     assume(grain_shuffles_rightly(length))
     here = some_indices(length, 40, seed)
     theirs = [grain_index_shuffle(int(i), max_index=length - 1, seed=seed, rounds=ROUNDS) for i in here]
@@ -103,7 +112,7 @@ def test_it_is_grains_past_32_bits(length, seed):
 
 @pytest.mark.parametrize("rounds", [4, 6, 8, 38, 40, 66, 68, 70, 622, 624, 1022, 1024])
 @pytest.mark.parametrize("length", [50_000, 70_000, 2**33 + 5])
-def test_it_is_grains_for_any_number_of_rounds(rounds, length):
+def test_the_shuffle_is_grains_for_any_number_of_rounds(rounds, length):
     for seed in (0, 1, 2**32 - 1):
         here = some_indices(length, 20, rounds)
         theirs = [grain_index_shuffle(int(i), max_index=length - 1, seed=seed, rounds=rounds) for i in here]

@@ -1,5 +1,7 @@
+"""One small data set of each format, written once for all tests of this folder."""
+
 import pytest
-from inspection_data import write_all
+from helpers.example_datasets import write_all
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bushel
-from bushel import cli
-from bushel.inspection.benchmark import ENOUGH, Run, _with_workers, choose_best, choose_numbers, measure_pipeline
-from bushel.view.attachment import Attachment
+from bushel._src import cli
+from bushel._src.inspection.benchmark import ENOUGH, Run, _with_workers, choose_best, choose_numbers, measure_pipeline
+from bushel._src.view.attachment import Attachment
 
 PIPELINE = """
 import bushel, numpy as np
@@ -48,7 +48,7 @@ def test_the_numbers_that_are_tried(most):
     assert numbers[0] == 0 and numbers[-1] == most and numbers == sorted(set(numbers))
 
 
-def test_the_command(pipeline, tmp_path, capsys):
+def test_the_command_bench_prints_rates_and_writes_a_profile(pipeline, tmp_path, capsys):
     words = ["bench", f"{pipeline}:ds", "--seconds", "0.2", "--workers", "0,1", "--profile", "profile.json"]
     assert cli.main(words) == 0
     text = capsys.readouterr().out
@@ -95,7 +95,7 @@ def test_short_and_empty_pipelines(pipeline, capsys):
         (["--seconds", "0"], "seconds must be positive"),
     ],
 )
-def test_wrong_options(words, sentence, pipeline, capsys):
+def test_wrong_options_of_bench_are_an_error_that_names_them(words, sentence, pipeline, capsys):
     assert cli.main(["bench", f"{pipeline}:ds", *words]) == 1
     assert sentence in capsys.readouterr().err
 

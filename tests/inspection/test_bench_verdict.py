@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bushel
-from bushel.engine.figures import DELIVERY, Stage
-from bushel.engine.report import Report
-from bushel.inspection.benchmark import Run, judge_runs, measure_pipeline
+from bushel._src.engine.measurements import DELIVERY, Stage
+from bushel._src.engine.report import Report
+from bushel._src.inspection.benchmark import Run, judge_runs, measure_pipeline
 
 
 class SlowSource:

@@ -6,15 +6,14 @@ import json
 
 import numpy as np
 import pytest
+from helpers.browser import open_chromium
 from PIL import Image
-from viewing import open_chromium
 
 import bushel
-from bushel import cli
-from bushel.inspection import Facts
-from bushel.inspection.facts import Column, Histogram
-from bushel.inspection.html_report import build_page
-from bushel.running import History
+from bushel._src import cli
+from bushel._src.inspection.facts import EntryFacts, Facts, Histogram
+from bushel._src.inspection.html_report import build_page
+from bushel._src.reporting.report_server import History
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +131,7 @@ def test_a_measured_pipeline(open_file, tmp_path, monkeypatch, capsys):
     assert page.locator("figure canvas").count() >= 3
 
 
-def test_a_running_program(tmp_path):
+def test_the_report_of_a_running_program_is_written_without_its_token(tmp_path):
     it = iter(bushel.MapDataset.range(50).to_iter_dataset().with_options(execution_tracking_mode="stage_timing"))
     list(it)
     with bushel.serve_report(it) as server:
@@ -146,7 +145,7 @@ HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=al
 
 def test_texts_of_data_are_only_text(open_file, tmp_path):
     facts = Facts(HOSTILE, HOSTILE, details={HOSTILE: HOSTILE}, splits={HOSTILE: 3}, damage=[HOSTILE], notes=[HOSTILE])
-    facts.schema, facts.histograms = [Column(HOSTILE, HOSTILE, HOSTILE)], [Histogram(HOSTILE, [0, 1, 2], [3, 4])]
+    facts.schema, facts.histograms = [EntryFacts(HOSTILE, HOSTILE, HOSTILE)], [Histogram(HOSTILE, [0, 1, 2], [3, 4])]
     it = iter(bushel.MapDataset.range(5).to_iter_dataset().with_options(execution_tracking_mode="stage_timing"))
     history = History(HOSTILE, it.report)
     for _ in it:

@@ -11,16 +11,15 @@ import time
 import h5py
 import numpy as np
 import pytest
+from helpers.example_datasets import EXAMPLES, RECORDS
+from helpers.terminals import COMMAND, run_on_terminal
 from hypothesis import given
 from hypothesis import strategies as st
-from inspection_data import EXAMPLES, RECORDS
-from terminals import COMMAND, run_on_terminal
 
-from bushel import cli
-from bushel.base.install import install_command
-from bushel.inspection import Histogram, inspect_target
-from bushel.inspection.facts import list_columns
-from bushel.inspection.text import describe, show_histogram
+from bushel._src import cli
+from bushel._src.base.late_imports import install_command
+from bushel._src.inspection.facts import Histogram, describe, list_columns, show_histogram
+from bushel._src.inspection.inspector import inspect_target
 
 FACTS = {
     # target: format, unit, count, some entries with their types
@@ -53,7 +52,7 @@ COUNTED = {"w.tar": 6, "c.tfrecord.gz": 20}
 
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("target", FACTS)
-def test_every_format(target, scan, written):
+def test_inspect_names_the_format_the_count_and_the_types_of_every_format(target, scan, written):
     kind, unit, count, entries = FACTS[target]
     facts = inspect_target(str(written / target), scan=scan)
     assert (facts.format, facts.unit) == (kind, unit)
@@ -76,7 +75,7 @@ def test_sizes_of_records_are_measured(written):
 
 
 @pytest.mark.parametrize("target", ["npz", "rlds/mine", "lerobot"])
-def test_robots(target, written):
+def test_inspect_describes_robot_data_sets(target, written):
     facts = inspect_target(str(written / target))
     assert facts.splits == {"train": 4}
     assert facts.details["steps"] == 26 and facts.details["steps of an episode"] == "5 to 8, 6.5 on average"
@@ -264,7 +263,7 @@ def test_paths_that_are_none(tmp_path, written):
 
 def test_a_large_tfrecord_file_is_not_read_unasked(tmp_path):
     path = tmp_path / "large.tfrecord"
-    from formats import tfrecord
+    from helpers.record_formats import tfrecord
 
     tfrecord(path, EXAMPLES * 4)
     os.truncate(path, (1 << 30) + 1)  # zeros: a scan would say that it is damaged

@@ -8,15 +8,15 @@ import warnings
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers.terminals import COMMAND, last_drawn, run_on_terminal
 from hypothesis import given
 from hypothesis import strategies as st
-from terminals import COMMAND, last_drawn, run_on_terminal
 
 import bushel
-from bushel import cli
-from bushel.inspection.statistics import EntryStatistics, measure_elements, show_table
+from bushel._src import cli
+from bushel._src.inspection.statistics import EntryStatistics, measure_elements, show_table
+from bushel._src.trajectory.episode_builder import open_episodes
 from bushel.trajectory import get_dataset_statistics, load_statistics
-from bushel.trajectory.episode_formats import open_episodes
 
 
 def stats(*words, capsys):
@@ -97,7 +97,7 @@ def test_pictures_texts_and_what_has_no_statistics():
     assert show_table(found).endswith("d is left out: it is datetime64[s], which has no statistics.")
 
 
-def test_files(written, capsys):
+def test_stats_of_files_of_several_formats(written, capsys):
     assert stats(written / "t.parquet", capsys=capsys)["entries"]["id"]["mean"] == 499.5
     assert stats(written / "x.jsonl", capsys=capsys)["entries"]["a"]["max"] == 49
     assert stats(written / "e.tfrecord-*", capsys=capsys)["entries"]["x"]["mean"] == [1, 2]
@@ -118,7 +118,7 @@ def test_robots_have_the_statistics_of_training(kind, written, tmp_path, capsys)
     assert found["num_trajectories"] == 4 and len(found["action"]["mean"]) == 2 and len(found["state"]["p99"]) == 3
 
 
-def test_options_of_robots(written, tmp_path, monkeypatch, capsys):
+def test_stats_takes_the_options_of_robot_data_sets(written, tmp_path, monkeypatch, capsys):
     (tmp_path / "my_standardize.py").write_text(
         "def double(traj):\n"
         "    return {**traj, 'action': traj['action'] * 2, 'observation': {'only': traj['action']}}\n"

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bushel.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile
+from bushel._src.jit.datasets import celeba, downloads
 from bushel.jit import BatchTransform, DataLoader
 from bushel.jit.cereal import dataset_to_jax
-from bushel.jit.datasets import CelebADataset, celeba, downloads
+from bushel.jit.datasets import CelebADataset
 
 PARTS = [0] * 7 + [1] * 2 + [2] * 3
 NAMES = [f"{number:06}.jpg" for number in range(1, len(PARTS) + 1)]
@@ -59,7 +60,7 @@ def same(ours, other):
 @pytest.mark.parametrize("images", ["archive", "folder", "nested"])
 @pytest.mark.parametrize("include_attributes", [True, False])
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
-def test_celeba_is_cyreals(images, include_attributes, split, tmp_path):
+def test_celeba_is_read_as_cyreal_reads_it(images, include_attributes, split, tmp_path):
     write_celeba(tmp_path, images)
     ours = CelebADataset(split, cache_dir=tmp_path, include_attributes=include_attributes)
     assert images != "archive" or not (tmp_path / "img_align_celeba").exists()  # nothing is unpacked

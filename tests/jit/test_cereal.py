@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from files import write_mnist
+from helpers.image_files import write_mnist
 
 from bushel.jit import cereal, masked_mean
 
@@ -45,7 +45,7 @@ def data(mnist):
     return cereal.MNISTDataset(split="train").as_array_dict()
 
 
-def test_quick_start(mnist):
+def test_the_quick_start_of_cereals_readme_runs(mnist):
     from bushel.jit.cereal import (
         ArraySampleSource,
         BatchTransform,
@@ -91,7 +91,7 @@ def test_quick_start(mnist):
     assert accuracy > 0.5  # a bright row tells the digit
 
 
-def test_custom_pipelines(data):
+def test_the_example_of_cereals_readme_with_a_custom_pipeline_runs(data):
     from bushel.jit.cereal import ArraySampleSource, BatchTransform, DataLoader, DevicePutTransform
 
     source = ArraySampleSource(data, ordering="sequential")
@@ -117,7 +117,7 @@ def test_custom_pipelines(data):
     assert mask.sum() == 300 - 2 * 128  # cereal pads by default
 
 
-def test_jit_example(data):
+def test_the_example_of_cereals_readme_with_jit_runs(data):
     loader = cereal.DataLoader([cereal.ArraySampleSource(data), cereal.BatchTransform(64)])
     loader_state, train_state = loader.init_state(0), TrainState(jnp.zeros((784, 10)))
 
@@ -158,7 +158,7 @@ def test_scan_epoch_example(data):
     assert loader.save(loader_state) == {"seed": 0, "epoch": 1, "position": 0}
 
 
-def test_host_callbacks(data, capsys):
+def test_the_example_of_cereals_readme_with_host_callbacks_runs(data, capsys):
     from bushel.jit.cereal import ArraySampleSource, BatchTransform, DataLoader, HostCallbackTransform, MapTransform
 
     train_data, model = data, lambda images: TrainState.apply_fn(jnp.zeros((784, 10)), images)
@@ -209,7 +209,7 @@ def test_batch_transform_argument(data):
     assert (changed["image"] == 255 - kept["image"]).all()
 
 
-def test_disk_sources(mnist):
+def test_the_example_of_cereals_readme_with_a_disk_source_runs(mnist):
     images, labels = mnist["train"]
 
     def sample_fn(index):

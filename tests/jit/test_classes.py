@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from files import write_mnist
+from helpers.image_files import write_mnist
 from jax.sharding import Mesh
 
 import bushel

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hlo import compiled, large
-from jit_loaders import collected
+from helpers.hlo import compiled, large
+from helpers.jit_loaders import collected
 
+from bushel._src.jit.compiled_loader import _next_batch, _scan_epoch
 from bushel.jit import ArraySource, BatchTransform, DataLoader, NormalizeImageTransform, RandomMapTransform
-from bushel.jit.compiled_loader import _next_batch, _scan_epoch
 
 LENGTH, SIZE = 100_000, 64
 

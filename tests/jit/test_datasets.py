@@ -10,10 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import cifar_records, idx, images_of, write_mnist, write_tar
+from helpers.image_files import cifar_records, idx, images_of, write_mnist, write_tar
 
-from bushel.base.errors import DamagedFile
-from bushel.base.progress import on_progress
+from bushel._src.base.errors import DamagedFile
+from bushel._src.base.progress import on_progress
+from bushel._src.jit.datasets import downloads
+from bushel._src.jit.datasets.downloads import Remote
+from bushel._src.jit.datasets.image_datasets import FineExample
 from bushel.jit import BatchTransform, DataLoader
 from bushel.jit.cereal import dataset_to_jax
 from bushel.jit.datasets import (
@@ -24,10 +27,7 @@ from bushel.jit.datasets import (
     FashionMNISTDataset,
     KMNISTDataset,
     MNISTDataset,
-    downloads,
 )
-from bushel.jit.datasets.downloads import Remote
-from bushel.jit.datasets.image_datasets import FineExample
 
 FAMILY = [MNISTDataset, FashionMNISTDataset, KMNISTDataset]
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jit_loaders import loader_of
+from helpers.jit_loaders import loader_of
 
 import bushel
 from bushel.jit import (

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CASES = Path(__file__).parent / "mesh_cases.py"
+CASES = Path(__file__).parents[1] / "programs" / "mesh_cases.py"
 
 
 def test_the_cases_on_eight_devices(request):

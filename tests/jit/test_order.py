@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.jit_loaders import REMAINDERS, arrays, collected, host_of, loader_of, real
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jit_loaders import REMAINDERS, arrays, collected, host_of, loader_of, real
 
 import bushel
-from bushel.index import seeds, shuffle
-from bushel.jit import uint32
+from bushel._src.base import rng
+from bushel._src.index import shuffle
+from bushel._src.jit import uint32
 from bushel.testing import same
 
 FEW = settings(max_examples=8, deadline=None)
@@ -148,7 +149,7 @@ def test_sequences_are_sequences():
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), depth=st.integers(0, 5))
 def test_derived_seeds_are_the_hosts(seed, depth):
-    assert int(uint32.derive_seed(jnp.uint32(seed), depth)) == seeds.derive([(seed, depth)])
+    assert int(uint32.derive_seed(jnp.uint32(seed), depth)) == rng.derive([(seed, depth)])
 
 
 @pytest.mark.parametrize("make", [jax.random.PRNGKey, jax.random.key, lambda s: jax.random.key(s, impl="rbg"), int])

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.index import seeds, shuffle
+from bushel._src.base import rng
+from bushel._src.index import shuffle
+from bushel._src.jit.replay_buffer import find_slots, importance_weights, make_tree, set_values
 from bushel.jit import (
     ArraySource,
     BatchTransform,
@@ -21,7 +23,6 @@ from bushel.jit import (
     TrajectoryBuffer,
     n_step_return,
 )
-from bushel.jit.prioritised_buffer import find_slots, importance_weights, make_tree, set_values
 
 FEW = settings(max_examples=15, deadline=None)
 SET, FIND = jax.jit(set_values), jax.jit(find_slots)
@@ -100,7 +101,7 @@ def test_an_epoch_over_a_growing_buffer_is_a_permutation_and_the_hosts(held, see
     steps = int(ReplayBuffer(3000).steps_per_epoch(state, 1000))
     out = [EPOCH(state, jnp.int32(step), 1000, jnp.uint32(seed), jnp.uint32(epoch)) for step in range(steps)]
     records = np.concatenate([np.asarray(batch)[np.asarray(mask)] for batch, mask in out])
-    own = (seeds.derive([(seed, 1)]) + epoch) & 0xFFFFFFFF
+    own = (rng.derive([(seed, 1)]) + epoch) & 0xFFFFFFFF
     assert records.tolist() == shuffle.permute(np.arange(held), length=held, seed=own).tolist()
     assert not np.asarray(EPOCH(state, jnp.int32(steps), 1000, jnp.uint32(seed), jnp.uint32(epoch))[1]).any()
 

@@ -11,10 +11,11 @@ from cyreal.datasets import time_utils as theirs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bushel.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile
+from bushel._src.jit.datasets import downloads
 from bushel.jit import ArraySource, BatchTransform, DataLoader
 from bushel.jit.cereal import dataset_to_jax
-from bushel.jit.datasets import DailyMinTemperaturesDataset, SunspotsDataset, downloads, time_utils
+from bushel.jit.datasets import DailyMinTemperaturesDataset, SunspotsDataset, time_utils
 
 KINDS = {
     SunspotsDataset: (cyreal.datasets.SunspotsDataset, '"Month","Sunspots"', "1749-{:02}"),

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.jit_loaders import collected, loader_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jit_loaders import collected, loader_of
 
 import bushel
 from bushel.jit import ArraySource, BatchTransform, DataLoader, Source, WindowSource, mix

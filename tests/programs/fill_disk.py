@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bushel import sources
-from bushel.trajectory.rlds.writer import write_rlds
+from bushel._src.trajectory.rlds.writer import write_rlds
 
 FOLDER, LIMIT = Path(sys.argv[1]), int(sys.argv[2])
 RECORDS = FOLDER.parent / "records.jsonl"

@@ -1,4 +1,4 @@
-"""One process of a job that reads global batches with jax.distributed. `global_jobs.py` starts it, several at a time.
+"""One process of a job that reads global batches with jax.distributed. `jax_jobs.py` starts it, several at a time.
 
 Each process compares the rows on its own devices with the same pipeline on the host, and counts what it has read.
 """

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
-from damaging import NEVER, RECORDS_TOO, SCHEMA, VALUES, WHOLE, Copy, equal
+from helpers.damaged_files import NEVER, RECORDS_TOO, SCHEMA, VALUES, WHOLE, Copy, equal
 
 import bushel
 

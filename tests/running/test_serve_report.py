@@ -16,14 +16,13 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
-from viewing import run_training
-from watching import SOON_S, wait_until
+from helpers.browser import run_training
+from helpers.waiting import SOON_S, wait_until
 
 import bushel
-from bushel import cli
-from bushel.running import History, load_snapshot
-from bushel.running.memory import measure_memory
-from bushel.view.attachment import Attachment
+from bushel._src import cli
+from bushel._src.reporting.report_server import History, load_snapshot, measure_memory
+from bushel._src.view.attachment import Attachment
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ def test_nothing_but_the_report_is_served_and_only_to_those_who_know_the_token()
         assert server.url.partition("token=")[2] not in repr(server)
 
 
-def test_it_listens_on_the_loopback_address_alone():
+def test_the_report_server_listens_on_the_loopback_address_alone():
     it = timed()
     with bushel.serve_report(it) as server:
         assert server._server.server_address[0] == "127.0.0.1"
@@ -306,7 +305,9 @@ def test_a_file_that_is_no_profile(tmp_path):
 
 
 def test_a_long_run_keeps_a_bounded_number_of_samples(monkeypatch):
-    monkeypatch.setattr("bushel.running.history.measure_memory", lambda: (1, 1))  # which asks all processes
+    monkeypatch.setattr(
+        "bushel._src.reporting.report_server.measure_memory", lambda: (1, 1)
+    )  # which asks all processes
     it = timed()
     history = History("train", it.report, interval_s=1.0)
     for _ in range(2000):

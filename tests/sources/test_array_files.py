@@ -8,11 +8,11 @@ import struct
 import numpy as np
 import pytest
 import safetensors.numpy
-from formats import read_by_eight_threads
+from helpers.record_formats import read_by_eight_threads
+from helpers.servers import Web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from servers import Web
 
 import bushel
 from bushel import DamagedFile, MapDataset
@@ -229,7 +229,7 @@ def test_a_type_of_safetensors_that_is_not_read(tmp_path):
     assert not isinstance(caught.value, DamagedFile)
 
 
-def test_bfloat16(tmp_path):
+def test_arrays_of_bfloat16_are_read_from_safetensors(tmp_path):
     import jax.numpy as jnp
     import safetensors.flax
 

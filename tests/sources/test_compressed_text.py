@@ -12,14 +12,14 @@ import zipfile
 import numpy as np
 import pytest
 import zstandard
+from helpers.servers import BUCKET, Web, s3
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servers import BUCKET, Web, s3
 
 import bushel
 from bushel import MapDataset, sources
-from bushel.base.errors import DamagedFile, TooLarge
-from bushel.inspection.inspector import inspect_target
+from bushel._src.base.errors import DamagedFile, TooLarge
+from bushel._src.inspection.inspector import inspect_target
 from bushel.sources import ArrayRecordDataSource, LineDataSource, convert
 
 LINES = [b'{"a": %d, "text": "%s"}' % (n, b"xy" * (n % 7)) for n in range(400)]
@@ -59,7 +59,7 @@ def test_workers_inspect_and_convert_read_them_too(tmp_path, ending):
     assert len(sources.BagzDataSource(tmp_path / "y.bagz")) == 400
 
 
-def test_workers_read_them():
+def test_workers_read_compressed_lines():
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/x.jsonl.gz", "wb") as file:
@@ -173,13 +173,13 @@ def test_utf_16_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", [None, "gzip"])
-def test_over_http(encoding):
+def test_compressed_lines_are_read_over_http(encoding):
     with Web({"/x.jsonl": gzip.compress(TEXT)}) as web:
         web.encoding = encoding
         assert list(LineDataSource(f"{web.url}/x.jsonl")) == LINES
 
 
-def test_in_a_store(tmp_path):
+def test_compressed_lines_are_read_from_a_store(tmp_path):
     with s3(tmp_path) as put:
         put("x.jsonl", gzip.compress(TEXT))
         assert LineDataSource(f"s3://{BUCKET}/x.jsonl").__getitems__(np.array([0, 399])) == [LINES[0], LINES[399]]

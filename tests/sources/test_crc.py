@@ -7,26 +7,26 @@ import crc32c
 import google_crc32c
 import numpy as np
 import pytest
-from formats import written
+from helpers.record_formats import written
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bushel.sources import crc
-from bushel.sources.tfrecord import frame_record
+from bushel._src.sources import checksums
+from bushel._src.sources.tfrecord import frame_record
 
 
 @given(data=st.one_of(st.binary(max_size=300), st.randoms().map(lambda r: r.randbytes(r.randrange(400, 9000)))))
 @example(data=b"")
 @example(data=bytes(8))
 def test_the_slow_checksum_is_that_of_the_packages(data):
-    assert crc.compute_slowly(data) == crc32c.crc32c(data) == google_crc32c.value(data)
-    assert crc.compute_slowly(memoryview(bytearray(data))) == crc.compute_slowly(data)
+    assert checksums.compute_slowly(data) == crc32c.crc32c(data) == google_crc32c.value(data)
+    assert checksums.compute_slowly(memoryview(bytearray(data))) == checksums.compute_slowly(data)
 
 
 @given(length=st.integers(0, 2**64 - 1))
 def test_checksums_of_lengths_are_those_of_their_bytes(length):
-    expected = crc.mask(crc32c.crc32c(length.to_bytes(8, "little")))
-    assert crc.compute_length_checksums(np.array([length], np.uint64)).tolist() == [expected]
+    expected = checksums.mask(crc32c.crc32c(length.to_bytes(8, "little")))
+    assert checksums.compute_length_checksums(np.array([length], np.uint64)).tolist() == [expected]
 
 
 RECORDS = [bytes([number]) * (number * 37 % 1000) for number in range(60)]
@@ -39,7 +39,7 @@ for name in {blocked!r}:
     sys.modules[name] = None  # as if it were not installed
 import numpy as np
 import bushel
-from bushel.base.install import install_command
+from bushel._src.base.late_imports import install_command
 from bushel.experimental import TFRecordIterDataset
 from bushel import DamagedFile
 from bushel.sources import TFRecordDataSource, convert
@@ -128,7 +128,7 @@ same = FixedRecords(TFRecordDataSource(folder + "/even.tfrecord"), dtype=np.uint
 assert same.__getitems__([2, 0]).tree.tolist() == [[2] * 4, [0] * 4]
 assert not seen, [str(w.message) for w in seen]"""
     (tmp_path / "even.tfrecord").write_bytes(
-        b"".join(frame_record(bytes([n]) * 4, crc.get_checksum()) for n in range(5))
+        b"".join(frame_record(bytes([n]) * 4, checksums.get_checksum()) for n in range(5))
     )
     run(tmp_path, body, blocked)
 
@@ -136,7 +136,7 @@ assert not seen, [str(w.message) for w in seen]"""
 def test_googles_package_without_its_c_code_is_too_slow_to_read_with(monkeypatch):
     monkeypatch.setitem(sys.modules, "crc32c", None)
     monkeypatch.setattr(google_crc32c, "implementation", "python")
-    monkeypatch.setattr(crc, "_warned", False)
+    monkeypatch.setattr(checksums, "_warned", False)
     with pytest.warns(UserWarning, match=r"bushel\[tfrecord\]"):
-        assert not crc.decide_verify(None)
-    assert crc.get_checksum() is crc.compute_slowly
+        assert not checksums.decide_verify(None)
+    assert checksums.get_checksum() is checksums.compute_slowly

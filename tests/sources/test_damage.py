@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cases import cases
-from formats import FORMATS, opened, written
+from helpers.case_counts import cases
+from helpers.record_formats import FORMATS, opened, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -16,24 +16,16 @@ import warnings
 
 import numpy as np
 import pytest
-from formats import FORMATS, opened, written
+from helpers.record_formats import FORMATS, opened, written
+from helpers.servers import BUCKET, Web, gcs, s3
+from helpers.waiting import wait_until
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from servers import BUCKET, Web, gcs, s3
-from watching import wait_until
 
 from bushel import DamagedFile, MapDataset, MultiprocessingOptions, ReadOptions
-from bushel.sources import (
-    BagzDataSource,
-    FileDataSource,
-    FixedRecords,
-    LineDataSource,
-    ParquetDataSource,
-    file_access,
-    load_arrays,
-    local_files,
-)
-from bushel.sources.local_files import read_each
+from bushel._src.sources import file_access, local_files
+from bushel._src.sources.local_files import read_each
+from bushel.sources import BagzDataSource, FileDataSource, FixedRecords, LineDataSource, ParquetDataSource, load_arrays
 
 CONTENT = random.Random(0).randbytes(1_000_000)
 RECORDS = [random.Random(number).randbytes(number * 97 % 5_000) for number in range(50)]
@@ -91,7 +83,7 @@ def test_names_with_brackets_and_schemes_in_capitals(put, tmp_path):
 
 
 @schemes
-def test_what_is_not_there(put, put_gcs, scheme):
+def test_a_missing_object_is_an_error_that_names_it(put, put_gcs, scheme):
     with pytest.raises(FileNotFoundError, match=r"none\.bag does not exist"):
         BagzDataSource(url(scheme, "none.bag"))
     with pytest.raises(FileNotFoundError, match="No file matches"):
@@ -203,7 +195,7 @@ def test_a_copy_is_fetched_once_however_many_ask(room, tmp_path):
 
 def test_what_a_killed_process_has_begun_to_copy_is_no_copy(tmp_path):
     program = (
-        "import sys; from bushel.sources.file_access import open_file; "
+        "import sys; from bushel._src.sources.file_access import open_file; "
         "open_file(sys.argv[1], {'cache_dir': sys.argv[2]})"
     )
     with Web(CONTENT, lambda number: "hang" if number == 0 else "ok") as web:
@@ -233,7 +225,7 @@ def test_no_copy_of_what_cannot_be_told_from_an_older_one(tmp_path):
 def test_a_disk_that_is_full(tmp_path):
     """A limit on the sizes of files, as the system's answer is of the same kind."""
     program = (
-        "import resource, sys; from bushel.sources import file_access\n"
+        "import resource, sys; from bushel._src.sources import file_access\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9))\n"
         "try: file_access.open_file(sys.argv[1], {'cache_dir': sys.argv[2]})\n"
         "except OSError as error: print(error)"
@@ -396,8 +388,8 @@ def test_an_answer_that_was_given_up_is_nobody_elses(error):
         file = file_access.open_file(f"{web.url}/content")
         before = signal.signal(signal.SIGALRM, give_up)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(error, match="given up"):
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
                 file.read(0, 1000)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -561,7 +553,7 @@ def test_a_forked_process_says_so_instead_of_waiting():
     assert "this process was forked from one that has used an object store" in said
 
 
-def test_options_are_plain():
+def test_options_of_a_store_must_be_plain_values():
     with pytest.raises(TypeError, match="Options of a store are plain values"):
         file_access.open_file("s3://bucket/key", {"thing": object()})
 
@@ -595,7 +587,7 @@ def test_bad_options_get_a_sentence(put, name, value, sentence, tmp_path):
 # Other stores.
 
 
-def test_any_fsspec_store(tmp_path):
+def test_files_in_any_store_of_fsspec_are_read(tmp_path):
     import fsspec
 
     memory = fsspec.filesystem("memory")
@@ -821,8 +813,7 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
 
 
 def test_a_missing_package_names_the_way_to_get_it():
-    from bushel.base.install import install_command
-    from bushel.sources.optional_packages import import_package
+    from bushel._src.base.late_imports import import_package, install_command
 
     message = f"Some files need the package 'no_such': {install_command('some')}"
     with pytest.raises(ImportError, match=re.escape(message)):

@@ -24,8 +24,8 @@ import pytest
 import safetensors.numpy
 import webdataset
 import zarr
-from formats import FORMATS, opened, table, tfrecord, written
-from servers import AZURITE, BUCKET, azure, gcs, s3
+from helpers.record_formats import FORMATS, opened, table, tfrecord, written
+from helpers.servers import AZURITE, BUCKET, azure, gcs, s3
 
 import bushel
 from bushel import IterDataset, MapDataset

@@ -1,7 +1,7 @@
 """Damaged files of every format: the same records, or an error that names the file, or what the documents allow.
 
-Files, damages and what is allowed are in `damaging.py`. Files are read in a process of their own, since libraries may
-end it, or loop; it also has a limit of memory.
+Files, damages and what is allowed are in `damaged_files.py`. Files are read in a process of their own, since libraries
+may end it, or loop; it also has a limit of memory.
 """
 
 import json
@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from cases import cases
-from damaging import FAULTY, SILENT, TABLE, Format, share
+from helpers.case_counts import cases
+from helpers.damaged_files import FAULTY, SILENT, TABLE, Format, share
 
 TESTS = Path(__file__).parent.parent
 HANGS_S = 60
@@ -136,7 +136,7 @@ DOCUMENTED = {
 
 
 def test_what_may_change_without_an_error_is_documented():
-    """Each row of the table in docs/sources/README.md, and each format of damaging.py, says the same."""
+    """Each row of the table in docs/sources/README.md, and each format of damaged_files.py, says the same."""
     page = (TESTS.parent / "docs" / "sources" / "README.md").read_text(encoding="utf-8")
     text = page.partition("## Damage")[2].partition("\n## ")[0]
     rows = {label: level for label, level, _ in re.findall(r"^\| (.+?) \| (.+?) \| ?(.*?) ?\|$", text, re.MULTILINE)}

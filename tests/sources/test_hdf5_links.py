@@ -6,8 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
+from bushel._src.trajectory import array_episodes
 from bushel.sources import HDF5DataSource
-from bushel.trajectory.array_episodes import aloha, robomimic
 
 
 @pytest.fixture
@@ -115,13 +115,13 @@ def test_episodes_of_robots_are_not_read_from_other_files(folder, way):
         file["data/demo_0/actions"] = np.zeros((6, 2))
         way(file, folder)
     if way is external_link:  # a visit leaves links out
-        builder = robomimic.open_robomimic("bad", folder)
+        builder = array_episodes.open_robomimic("bad", folder)
         assert "x" not in str(builder)
         return
     with pytest.raises(ValueError, match=r"bad\.h5: .*(private\.bin|other\.h5)"):
-        robomimic.open_robomimic("bad", folder)
+        array_episodes.open_robomimic("bad", folder)
     with h5py.File(folder / "bad.h5", "w") as file:
         way(file, folder)
         file.move("data/demo_0/x", "action")
     with pytest.raises(ValueError, match=r"bad\.h5: .*(private\.bin|other\.h5)"):
-        aloha.open_aloha("bad", folder).episodes()[0]
+        array_episodes.open_aloha("bad", folder).episodes()[0]

@@ -9,12 +9,13 @@ import types
 
 import numpy as np
 import pytest
-from formats import written
+from helpers.record_formats import written
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bushel import DamagedFile
-from bushel.sources import ArrayRecordDataSource, highway_hash, local_files
+from bushel._src.sources import checksums, local_files
+from bushel.sources import ArrayRecordDataSource
 
 RECORDS = [bytes([number]) * 400 for number in range(9)]
 
@@ -27,11 +28,11 @@ def installed(monkeypatch):
         module = None if hashed is None else types.SimpleNamespace(highwayhash_64=hashed)
         monkeypatch.setitem(sys.modules, "highwayhash", module)
         monkeypatch.setitem(sys.modules, "highwayhash._highwayhash", None)  # or the real one is found, where it is
-        highway_hash.find_c_function.cache_clear()
+        checksums.find_c_function.cache_clear()
 
     yield install
     monkeypatch.undo()
-    highway_hash.find_c_function.cache_clear()
+    checksums.find_c_function.cache_clear()
 
 
 def damaged(tmp_path):
@@ -56,10 +57,10 @@ def change_byte(path, place):
 @example(messages=[bytes(range(size)) for size in range(70)])
 def test_the_package_and_numpy_give_the_same(messages):
     pytest.importorskip("highwayhash", reason="the extra `highway` needs a C compiler")
-    assert highway_hash.find_c_function() is not None
-    assert highway_hash.compute_hashes(messages) == highway_hash.hash_with_numpy(messages).tolist()
+    assert checksums.find_c_function() is not None
+    assert checksums.compute_hashes(messages) == checksums.hash_with_numpy(messages).tolist()
     views = [memoryview(bytearray(message)) for message in messages]
-    assert highway_hash.compute_hashes(views) == highway_hash.hash_with_numpy(messages).tolist()
+    assert checksums.compute_hashes(views) == checksums.hash_with_numpy(messages).tolist()
 
 
 def test_hashes_are_checked_by_default_with_the_package(tmp_path):
@@ -74,12 +75,12 @@ def test_hashes_are_checked_by_default_with_a_function_that_computes_them(instal
         assert key == b"Riegeli/records\n" * 2
         assert type(message) is bytes  # the package takes nothing else
         asked.append(message)
-        return highway_hash.hash_with_numpy([message]).tobytes()
+        return checksums.hash_with_numpy([message]).tobytes()
 
     installed(hashed)
     check_default(damaged(tmp_path), noticed=True)
     assert RECORDS[4] in {message[-400:] for message in asked}
-    assert highway_hash.compute_hashes([]) == []
+    assert checksums.compute_hashes([]) == []
 
 
 def test_hashes_are_not_checked_by_default_without_the_package(installed, tmp_path):
@@ -111,7 +112,7 @@ def check_default(path, noticed):
 @pytest.fixture
 def with_package(installed):
     """As if the package were installed."""
-    installed(lambda key, message: highway_hash.hash_with_numpy([message]).tobytes())
+    installed(lambda key, message: checksums.hash_with_numpy([message]).tobytes())
 
 
 def read_alone(source):

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from bushel import sources
-from bushel.base.errors import DamagedFile
-from bushel.inspection.inspector import inspect_target
-from bushel.sources.source_by_path import UnknownFormat
+from bushel._src.base.errors import DamagedFile
+from bushel._src.inspection.inspector import inspect_target
+from bushel._src.sources.source_by_path import UnknownFormat
 
 
 def save_to_disk(folder, counts):

@@ -12,17 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from formats import written
+from helpers.record_formats import written
+from helpers.stepped_executor import Stepped
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stepped import Stepped
 
 import bushel
 from bushel import DamagedFile
-from bushel.base.errors import TooManySkipped
-from bushel.engine.processes.executor import Processes
+from bushel._src.base.errors import TooManySkipped
+from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.engine.processes.executor import Processes
 from bushel.experimental import ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
-from bushel.iterator import PipelineIterator
 
 RECORDS = [b"%04d" % number + random.Random(number).randbytes(number * 3_001 % 9_000) for number in range(60)]
 
@@ -95,7 +95,7 @@ def changed(path, places, cut=None):
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_the_same_is_left_out_by_every_executor_and_after_every_state(executors, way, data, tmp_path_factory):
+def test_every_executor_leaves_the_same_records_out_also_after_a_restart(executors, way, data, tmp_path_factory):
     write, dataset = WAYS[way]
     folder = tmp_path_factory.mktemp("parts")
     paths = [write(folder, number) for number in range(3)]

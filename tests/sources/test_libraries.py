@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import webdataset
-from formats import read_by_eight_threads
+from helpers.record_formats import read_by_eight_threads
 
 import bushel
 from bushel import DamagedFile, MapDataset
-from bushel.base import blocks
+from bushel._src.base import blocks
 from bushel.experimental import WebDatasetIterDataset
 from bushel.sources import LanceDataSource
 from bushel.testing import check_resumes_anywhere, same
@@ -105,7 +105,7 @@ def test_hugging_face_streams_that_would_lose_records_are_refused():
         assert sorted(before + [row["x"] for row in later]) == list(range(300))
 
 
-def test_torch_datasets():
+def test_datasets_of_torch_are_sources():
     torch = pytest.importorskip("torch")
 
     class Squares(torch.utils.data.Dataset):
@@ -140,7 +140,7 @@ def test_webdataset_reads_the_same(tmp_path):
     assert [{key: row[key] for key in row if key not in ("__url__", "__local_path__")} for row in theirs] == ours
 
 
-def test_lance(tmp_path):
+def test_lance_data_sets_are_read(tmp_path):
     table = pa.table({"x": list(range(60)), "text": [f"row {n}" for n in range(60)]})
     lance.write_dataset(table, str(tmp_path / "data.lance"), max_rows_per_file=25)
     source = LanceDataSource(str(tmp_path / "data.lance"))
@@ -271,7 +271,7 @@ def columns(steps):
     return {name: [plain(row[name]) for row in rows] for name in names}
 
 
-def test_tfds_folders(tmp_path):
+def test_folders_that_tfds_has_written_are_read(tmp_path):
     tfds = pytest.importorskip("tensorflow_datasets")
     from bushel.sources import TFDSDataSource
 

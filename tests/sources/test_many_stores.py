@@ -11,15 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zarr
-from formats import read_by_eight_threads
+from helpers.record_formats import read_by_eight_threads
+from helpers.servers import Web
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servers import Web
 
 import bushel
 from bushel import DamagedFile, MapDataset
-from bushel.base import blocks
-from bushel.sources import ArrayDataSource, HDF5DataSource, LanceDataSource, ZarrDataSource, joined_stores
+from bushel._src.base import blocks
+from bushel._src.sources import array_stores
+from bushel.sources import ArrayDataSource, HDF5DataSource, LanceDataSource, ZarrDataSource
 from bushel.sources import open as open_path
 from bushel.testing import check_resumes_anywhere, same
 
@@ -196,7 +197,7 @@ def test_lance_data_sets_of_different_columns_are_refused(tmp_path):
 
 
 def test_few_files_are_open_at_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(joined_stores, "_OPEN_AT_ONCE", 3)
+    monkeypatch.setattr(array_stores, "_OPEN_AT_ONCE", 3)
     for number in range(12):
         write_hdf5(tmp_path / f"{number:02d}.h5", {"y": np.arange(4) + 4 * number})
 

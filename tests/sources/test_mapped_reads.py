@@ -11,13 +11,14 @@ import sys
 import bagz
 import numpy as np
 import pytest
-from formats import in_eight_threads, written
+from helpers.record_formats import in_eight_threads, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bushel import DamagedFile
-from bushel.sources import BagzDataSource, local_files
-from bushel.sources.mapped_reads import MappedReads
+from bushel._src.sources import local_files
+from bushel._src.sources.bagz import MappedReads
+from bushel.sources import BagzDataSource
 
 RECORDS = [random.Random(number).randbytes(number * 997 % 20_000) for number in range(120)]  # some are empty
 SCATTERED = np.random.default_rng(0).permutation(len(RECORDS))

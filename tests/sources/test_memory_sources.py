@@ -75,7 +75,7 @@ def test_pipelines_give_what_a_list_of_records_gives(tree):
         assert same(list(build(columns)), list(build(rows)))
 
 
-def test_lists_are_columns():
+def test_lists_given_to_ArrayDataSource_are_columns():
     source = ArrayDataSource({"x": [1, 2, 3], "y": [[1, 2], [3, 4], [5, 6]]})
     assert same(source[1], {"x": np.int64(2), "y": np.array([3, 4])})
 
@@ -203,7 +203,7 @@ def test_sources_pickle_and_are_sources(source):
     assert repr(copy) == repr(source)
 
 
-def test_how_sources_read():
+def test_sources_in_memory_print_as_they_were_written():
     assert repr(ArrayDataSource({"x": np.zeros((3, 2), np.float32)})) == "ArrayDataSource({'x': float32[3, 2]})"
     assert repr(RangeDataSource(0, 6, 2)) == repr(grain.sources.RangeDataSource(0, 6, 2))
 

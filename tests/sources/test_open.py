@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-import inspection_data
 import numpy as np
 import pytest
+from helpers import example_datasets
 
 import bushel
 from bushel import MapDataset, sources
-from bushel.inspection.inspector import inspect_target
-from bushel.sources.folder_files import UnknownFormat
+from bushel._src.inspection.inspector import inspect_target
+from bushel._src.sources.source_by_path import UnknownFormat
 from bushel.testing import same
 
 IN_ORDER = {
@@ -47,7 +47,7 @@ COUNTS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("all")
-    inspection_data.write_all(folder)
+    example_datasets.write_all(folder)
     return folder
 
 
@@ -75,7 +75,7 @@ def test_what_can_only_be_read_in_order_names_the_class_that_reads_it(folder, na
     assert next(iter(IN_ORDER[name](str(folder / name))))
 
 
-def test_columns(folder):
+def test_sources_open_reads_only_the_asked_columns(folder):
     for name, column in (("t.parquet", "id"), ("l.lance", "v"), ("h.h5", "labels"), ("z.zarr", "x"), ("x.npz", "b")):
         assert list(sources.open(folder / name, columns=[column])[1]) == [column]
     with pytest.raises(ValueError, match=r"b\.bagz has no columns: its records are whole\. Leave out columns=\['x'\]"):
@@ -99,7 +99,7 @@ def test_a_folder_that_is_not_completely_saved_is_refused(tmp_path):
     assert len(sources.open(f"{tmp_path}/part-*.bag")) == 20
 
 
-def test_splits(tmp_path):
+def test_sources_open_asks_for_a_split_where_there_are_several(tmp_path):
     steps = {"action": np.zeros((3, 2), np.float32)}
     episodes = {"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]}
     bushel.trajectory.write_rlds(episodes, name="arm", data_dir=tmp_path)

@@ -21,15 +21,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from servers import BUCKET, gcs, s3
+from helpers.servers import BUCKET, gcs, s3
 
 import bushel
 from bushel import MapDataset
-from bushel.base import sealed
-from bushel.sources import check_checksums, convert, output_folders, uploads, write_checksums
+from bushel._src.base import checked_files
+from bushel._src.sources import folders, uploads
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
+from bushel.sources import check_checksums, convert, write_checksums
 from bushel.testing import same
 from bushel.trajectory import get_dataset_statistics, load_statistics, save_statistics, write_rlds
-from bushel.trajectory.rlds import RLDSBuilder
 
 SCHEMES = ["s3", "gs", "gcs", "memory"]
 SECRET = "very-secret-key-0123456789"
@@ -50,7 +51,7 @@ def base(servers, scheme):
 
 def files_in(place) -> dict[str, bytes]:
     """The content of every file below a local folder or an address."""
-    folder = output_folders.open_folder(place)
+    folder = folders.open_folder(place)
     return {name: folder.read(name) for name in folder.names(deep=True)}
 
 
@@ -60,7 +61,7 @@ def files_in(place) -> dict[str, bytes]:
 @pytest.mark.parametrize("scheme", [*SCHEMES, "local"])
 def test_files_are_written_read_listed_renamed_and_removed(servers, scheme, tmp_path):
     base = str(tmp_path / "new") if scheme == "local" else f"{scheme}://{BUCKET}/{uuid.uuid4().hex}/new"
-    folder = output_folders.open_folder(base)
+    folder = folders.open_folder(base)
     assert folder.names() == [] and not folder.exists("a")
     folder.write("a", b"")
     folder.write("below/b c", b"b")
@@ -81,7 +82,7 @@ def test_files_are_written_read_listed_renamed_and_removed(servers, scheme, tmp_
 @pytest.mark.parametrize("scheme", [*SCHEMES, "local"])
 def test_a_file_whose_writing_fails_is_not_there(servers, scheme, tmp_path):
     base = str(tmp_path / "new") if scheme == "local" else f"{scheme}://{BUCKET}/{uuid.uuid4().hex}/new"
-    folder = output_folders.open_folder(base)
+    folder = folders.open_folder(base)
     folder.write("x", b"old")
     with pytest.raises(KeyError), folder.replacing("x") as file:
         file.write(b"new")
@@ -97,7 +98,7 @@ def test_a_file_whose_writing_fails_is_not_there(servers, scheme, tmp_path):
 def test_a_large_object_goes_in_parts_and_is_renamed_also_where_the_store_does_not_copy_it(base, monkeypatch):
     monkeypatch.setattr(uploads, "_COPY_BYTES", 1000)
     content = np.random.default_rng(0).bytes(17 << 20)
-    folder = output_folders.open_folder(base)
+    folder = folders.open_folder(base)
     folder.write("x", content)
     folder.rename("x", "y")
     assert folder.names() == ["y"] and folder.read("y") == content
@@ -105,9 +106,9 @@ def test_a_large_object_goes_in_parts_and_is_renamed_also_where_the_store_does_n
 
 def test_nothing_of_an_upload_stays_on_this_machine(servers, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    output_folders.open_folder(f"s3://{BUCKET}/{uuid.uuid4().hex}").write("x", b"x")
+    folders.open_folder(f"s3://{BUCKET}/{uuid.uuid4().hex}").write("x", b"x")
     with pytest.raises(FileNotFoundError):
-        output_folders.open_folder("s3://nobucket").write("x", b"x")
+        folders.open_folder("s3://nobucket").write("x", b"x")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -235,7 +236,7 @@ def test_a_cache_is_filled_once_and_found_again(base, tmp_path):
     assert same(list(again), expected[7:]) and len(log.read()) == 60
     # A damaged one is filled again.
     (name,) = [name for name in there if "chunk" in name]
-    output_folders.open_folder(base).write(name, there[name][:-1])
+    folders.open_folder(base).write(name, there[name][:-1])
     with pytest.warns(UserWarning, match="A cache is damaged"):
         assert same(list(pipeline(base)), expected)
     assert len(log.read()) == 90
@@ -250,7 +251,7 @@ def test_what_killed_processes_left_of_a_cache_is_removed_when_it_is_old(base):
     ds = MapDataset.range(3).to_iter_dataset().cache(base)
     list(ds)
     (index,) = [name for name in files_in(base) if name.endswith("index.json")]
-    folder, key = output_folders.open_folder(base), index.partition("/")[0]
+    folder, key = folders.open_folder(base), index.partition("/")[0]
     folder.remove(files_in(base))
     folder.write(f"{key}/1000-abc/chunk-000000.pickle", b"old")
     folder.write(f"{key}/9000000000-abc/chunk-000000.pickle", b"of somebody who is at work")
@@ -304,8 +305,8 @@ def test_statistics_are_the_files_on_disk_and_are_found_again(base, compat, tmp_
     save_statistics(f"{base}/mine.json", here)
     assert load_statistics(f"{base}/mine.json") == here
     with pytest.raises(ValueError, match="is damaged: its content does not fit its checksum"):
-        data = output_folders.open_folder(base).read("mine.json")
-        output_folders.open_folder(base).write("mine.json", data.replace(b"3", b"4", 1))
+        data = folders.open_folder(base).read("mine.json")
+        folders.open_folder(base).write("mine.json", data.replace(b"3", b"4", 1))
         load_statistics(f"{base}/mine.json")
 
 
@@ -314,7 +315,7 @@ def test_an_index_of_episodes_and_checksums_lie_in_a_store(base):
     write_rlds({"train": [episode(n) for n in range(3)]}, name="arm", data_dir=base)
     lengths = RLDSBuilder("arm", base).episodes("train").index(cache_dir=f"{base}/index").lengths()
     assert lengths.tolist() == [2, 3, 4]
-    (name,) = output_folders.open_folder(f"{base}/index").names()
+    (name,) = folders.open_folder(f"{base}/index").names()
     assert name.endswith(".npz")
     write_checksums(f"{base}/index/{name}")
     check_checksums(f"{base}/index/{name}")
@@ -330,10 +331,10 @@ def test_two_processes_may_compute_the_same_column(base, tmp_path):
 
     MapDataset.range(300).column(square, cache_dir=tmp_path, workers=options)
     (whole,) = files_in(tmp_path)
-    folder, parts = output_folders.open_folder(base), whole.replace(".npy", ".parts")
+    folder, parts = folders.open_folder(base), whole.replace(".npy", ".parts")
     for begin, end in ((0, 64), (0, 128), (64, 192)):
         with folder.replacing(f"{parts}/{begin:015d}-{end:015d}.npy") as file:
-            sealed.put_array(file, np.arange(begin, end) ** 2)
+            checked_files.put_array(file, np.arange(begin, end) ** 2)
     found = MapDataset.range(300).column(square, cache_dir=base, workers=options)
     assert np.asarray(found).tolist() == [x * x for x in range(300)]
     assert files_in(base) == files_in(tmp_path)
@@ -401,9 +402,7 @@ def opened(what, base):
             return len(bushel.sources.open(f"{base}/x-*.bag"))
         if what in ("cache", "column"):
             whole = [
-                name
-                for name in output_folders.open_folder(base).names(deep=True)
-                if re.search(r"index.json|\w{8}.npy", name)
+                name for name in folders.open_folder(base).names(deep=True) if re.search(r"index.json|\w{8}.npy", name)
             ]
             return 40 if [name for name in whole if "parts/" not in name] else None
         return len(bushel.sources.open(base))
@@ -550,7 +549,7 @@ def write_with(what, base, options, tmp_path):
     elif what == "statistics":
         save_statistics(f"{base}/x.json", {"action": {"mean": [0.0], "std": [1.0]}}, storage_options=options)
     elif what == "large":
-        output_folders.open_folder(base, options).write("x", bytes(9 << 20))
+        folders.open_folder(base, options).write("x", bytes(9 << 20))
 
 
 WRITERS = [
@@ -630,7 +629,7 @@ def test_no_room_for_a_file_on_its_way_names_the_folder(tmp_path, monkeypatch):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.raises(OSError) as full:
-            output_folders.open_folder("memory://full").write("x", bytes(100_000))
+            folders.open_folder("memory://full").write("x", bytes(100_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
@@ -658,7 +657,7 @@ def test_a_driver_that_loses_bytes_is_noticed():
 
     fsspec.register_implementation("lossy", Lossy, clobber=True)
     with pytest.raises(OSError, match="lossy://a/x could not be written: its store has 1 of 5 bytes"):
-        output_folders.open_folder("lossy://a").write("x", b"12345")
+        folders.open_folder("lossy://a").write("x", b"12345")
 
 
 def test_no_store_makes_a_local_folder_by_accident(tmp_path, monkeypatch):

@@ -8,11 +8,11 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 import zarr
-from formats import FORMATS, written
+from helpers.record_formats import FORMATS, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.base import blocks, checks
+from bushel._src.base import blocks, checks
 from bushel.sources import (
     ArrayDataSource,
     ArrowDataSource,

@@ -10,8 +10,8 @@ import pytest
 
 import bushel
 from bushel import MapDataset
-from bushel.base.blocks import rows_of
-from bushel.base.trees import leaves
+from bushel._src.base.blocks import rows_of
+from bushel._src.base.trees import leaves
 from bushel.sources import RaggedDataSource
 from bushel.testing import same
 
@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_refused(values, offsets, sentence):
         RaggedDataSource(values, offsets)
 
 
-def test_it_is_known_by_its_data():
+def test_ragged_arrays_are_identified_by_their_data():
     one, other = (MapDataset.source(RaggedDataSource(np.arange(4) + n, [0, 1, 4])) for n in (0, 1))
     with pytest.raises(bushel.StateMismatch, match="other data"):
         iter(other).set_state(iter(one).get_state())

@@ -8,23 +8,16 @@ import bagz
 import grain
 import numpy as np
 import pytest
-from formats import FORMATS, array_record, opened, read_by_eight_threads, written
+from helpers.record_formats import FORMATS, array_record, opened, read_by_eight_threads, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
 from bushel import DamagedFile, MapDataset
-from bushel.sources import (
-    ArrayRecordDataSource,
-    BagzDataSource,
-    FixedRecords,
-    TFRecordDataSource,
-    crc,
-    local_files,
-    riegeli,
-    tfrecord,
-)
-from bushel.sources.local_files import File
+from bushel._src.sources import array_record as riegeli
+from bushel._src.sources import checksums, local_files, tfrecord
+from bushel._src.sources.local_files import File
+from bushel.sources import ArrayRecordDataSource, BagzDataSource, FixedRecords, TFRecordDataSource
 from bushel.testing import check_resumes_anywhere
 
 SIZES = [0, 1, 10, 100, 1_000, 70_000, 200_000]
@@ -90,7 +83,7 @@ def test_many_files_are_one_index_space(name, parts, data, tmp_path_factory):
         assert source.__getitems__(indices) == [whole[index] for index in indices]
 
 
-def test_no_records(tmp_path):
+def test_files_without_records_are_empty_sources(tmp_path):
     for name in FORMATS:
         source = opened(name, written(tmp_path, name, []))
         assert len(source) == 0
@@ -149,7 +142,7 @@ def test_more_files_than_descriptors(tmp_path):
 # Parts of files, as Grain and TFDS name them.
 
 
-def test_parts_of_files(stored):
+def test_a_part_of_a_file_is_read_by_its_bounds(stored):
     name, path = stored
     assert list(opened(name, f"{path}[5:9]")) == RECORDS[5:9]
 
@@ -262,7 +255,7 @@ def test_a_file_that_may_not_be_read(tmp_path):
         BagzDataSource(path)
 
 
-def test_bad_indices(stored):
+def test_an_index_out_of_range_is_an_IndexError(stored):
     source = opened(*stored)
     with pytest.raises(IndexError, match=f"index {len(RECORDS)} is out of range for {len(RECORDS)} records"):
         source[len(RECORDS)]
@@ -290,7 +283,7 @@ def test_a_file_that_changed_since_a_source_was_sent_is_refused(stored, tmp_path
 
 
 @every_format
-def test_one_file_of_many(name, tmp_path):
+def test_a_record_of_several_files_is_located_in_its_file(name, tmp_path):
     paths = [written(tmp_path, name, RECORDS[low : low + 20], f"part{low}") for low in (0, 20, 40)]
     source = opened(name, paths)
     for index in (0, 19, 20, 59):
@@ -341,7 +334,7 @@ class Counting(File):
 def test_remote_files_of_long_records_are_not_read_for_their_offsets(tmp_path, size, share):
     path = written(tmp_path, "tfrecord", [bytes(size)] * 12)
     file = Counting(path.read_bytes())
-    bounds = tfrecord._scan_offsets(file, crc.get_fast_checksum())
+    bounds = tfrecord._scan_offsets(file, checksums.get_fast_checksum())
     assert np.diff(bounds).tolist() == [size + 16] * 12
     assert sum(file.asked) <= share * file.size and len(file.asked) <= 12
 

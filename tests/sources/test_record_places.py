@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bushel import MapDataset, sources
-from bushel.sources.record_places import find_file
-from bushel.sources.whole_files import FileDataSource
+from bushel._src.sources.plain_files import FileDataSource
+from bushel._src.view.panels.origin import find_file
 
 
 def find(source, record):
@@ -20,7 +20,7 @@ def check(source, open_one):
         assert open_one(path)[place] == source[record], record
 
 
-def test_text_files(tmp_path):
+def test_a_record_of_several_text_files_has_its_file_and_place(tmp_path):
     for number, count in enumerate((3, 0, 5)):
         (tmp_path / f"{number}.txt").write_text("".join(f"{number} {line}\n" for line in range(count)))
     check(sources.open(f"{tmp_path}/*.txt"), sources.open)
@@ -34,7 +34,7 @@ def test_parquet_files_of_several_row_groups(tmp_path):
     check(sources.open(f"{tmp_path}/*.parquet"), sources.open)
 
 
-def test_hdf5_files(tmp_path):
+def test_a_record_of_several_hdf5_files_has_its_file_and_place(tmp_path):
     h5py = pytest.importorskip("h5py")
     for number in range(2):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:

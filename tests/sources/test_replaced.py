@@ -6,12 +6,13 @@ import threading
 
 import fsspec
 import pytest
-from formats import bag, written
-from servers import BUCKET, Web, gcs, s3
+from helpers.record_formats import bag, written
+from helpers.servers import BUCKET, Web, gcs, s3
 
 from bushel import DamagedFile, MapDataset, MultiprocessingOptions
-from bushel.sources import BagzDataSource, file_access, fsspec_files
-from bushel.sources.local_files import as_stream
+from bushel._src.sources import file_access, fsspec_files
+from bushel._src.sources.local_files import as_stream
+from bushel.sources import BagzDataSource
 
 OLD, NEW = (random.Random(seed).randbytes(1_000_000) for seed in (1, 2))
 QUICK = {"timeout_s": 2, "retries": 0}

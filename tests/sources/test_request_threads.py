@@ -7,12 +7,12 @@ import time
 
 import numpy as np
 import pytest
+from helpers.waiting import SOON_S
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from watching import SOON_S
 
-from bushel.sources import range_requests
-from bushel.sources.request_threads import RequestThreads
+from bushel._src.sources import remote_requests
+from bushel._src.sources.remote_requests import RequestThreads
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 50])
@@ -86,8 +86,8 @@ def test_a_caller_that_is_interrupted_does_not_wait_and_begins_no_other_requests
     threads = RequestThreads("interrupt", 2)
     before = signal.signal(signal.SIGALRM, give_up)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):  # behind it, an interrupt would end pytest
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
             threads.map(request, range(300))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -112,16 +112,16 @@ def test_a_caller_that_is_interrupted_does_not_wait_and_begins_no_other_requests
 )
 def test_near_ranges_become_one_request_of_a_bounded_size(ranges):
     starts, lengths = np.array([low for low, _ in ranges]), np.array([length for _, length in ranges])
-    lows, highs, which = range_requests.merge_ranges(starts, lengths)
+    lows, highs, which = remote_requests.merge_ranges(starts, lengths)
     assert sorted(set(which)) == list(range(len(lows)))
     assert lows == sorted(lows)
     for number, (low, high) in enumerate(zip(lows, highs)):
         inside = sorted((start, start + length) for (start, length), where in zip(ranges, which) if where == number)
         assert (low, high) == (inside[0][0], max(end for _, end in inside))  # covers its ranges, and nothing else
-        assert inside[-1][0] - low < range_requests._MERGED_BYTES
+        assert inside[-1][0] - low < remote_requests._MERGED_BYTES
         for place in range(1, len(inside)):  # gaps that are read in vain are small
-            assert inside[place][0] <= max(end for _, end in inside[:place]) + range_requests._MERGE_BYTES
+            assert inside[place][0] <= max(end for _, end in inside[:place]) + remote_requests._MERGE_BYTES
     for number in range(1, len(lows)):  # two requests are apart, or together too large for one
-        near = lows[number] <= max(highs[:number]) + range_requests._MERGE_BYTES
+        near = lows[number] <= max(highs[:number]) + remote_requests._MERGE_BYTES
         last = max(start for (start, _), where in zip(ranges, which) if where == number)
-        assert not near or last - lows[0] >= range_requests._MERGED_BYTES
+        assert not near or last - lows[0] >= remote_requests._MERGED_BYTES

@@ -18,14 +18,17 @@ import pytest
 import simplejpeg
 import soundfile
 import zstandard
-from formats import written
+from helpers.record_formats import written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 import bushel.experimental
 from bushel import DamagedFile, MapDataset, MultiprocessingOptions, TooLarge
-from bushel.files import TFRecordIterDataset
+from bushel._src.datasets.grain_classes import TFRecordIterDataset
+from bushel._src.sources import decompression, size_limits, tfrecord
+from bushel._src.sources.checksums import compute_length_checksums, mask
+from bushel._src.trajectory import pixels as robots_images
 from bushel.sources import (
     ArrayRecordDataSource,
     BagzDataSource,
@@ -34,15 +37,10 @@ from bushel.sources import (
     convert,
     decode_audio,
     decode_image,
-    decompression,
     get_limits,
     load_arrays,
     set_limits,
-    size_limits,
-    tfrecord_stream,
 )
-from bushel.sources.crc import compute_length_checksums, mask
-from bushel.trajectory import pixels as robots_images
 
 MIB = 1 << 20
 
@@ -239,8 +237,8 @@ def test_a_compressed_tfrecord_file(tmp_path, limited):
     taken=st.integers(0, 12),
 )
 def test_compressed_records_are_the_same_in_pieces_of_any_size(sizes, piece, window, cut, taken, tmp_path, monkeypatch):
-    monkeypatch.setattr(tfrecord_stream, "_PIECE", piece)
-    monkeypatch.setattr(tfrecord_stream, "_WINDOW", window)
+    monkeypatch.setattr(tfrecord, "_PIECE", piece)
+    monkeypatch.setattr(tfrecord, "_WINDOW", window)
     records = [bytes([number]) * size for number, size in enumerate(sizes)]
     plain = written(tmp_path, "tfrecord", records).read_bytes()
     path = tmp_path / "x.tfrecord.gz"
@@ -293,7 +291,7 @@ def test_empty_records_of_every_compression():
 
 @pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("decode", [decode_image, robots_images.decode_image])
-def test_images(kind, decode):
+def test_images_that_are_too_large_are_refused(kind, decode):
     height, width = SIZES[kind]
     with pytest.raises(ValueError, match=rf"({height} x {width}|exceeds limit|no complete image)") as raised:
         decode(encoded(kind, height, width))
@@ -321,7 +319,7 @@ def test_no_program_is_run_for_an_image(decode):
         decode(file.getvalue())
 
 
-def test_sounds(limited):
+def test_sounds_that_are_too_long_are_refused(limited):
     file = io.BytesIO()
     soundfile.write(file, np.zeros((1000, 2), np.float32), 8000, format="FLAC")
     data = bytearray(file.getvalue())
@@ -334,7 +332,7 @@ def test_sounds(limited):
         decode_audio(file.getvalue())
 
 
-def test_arrays(tmp_path, limited):
+def test_arrays_that_are_too_large_are_refused(tmp_path, limited):
     np.savez_compressed(tmp_path / "x.npz", a=np.zeros(1000))
     np.savez(tmp_path / "plain.npz", a=np.zeros(1000))
     limited(array_bytes=5000)

@@ -14,17 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bushel import DamagedFile
+from bushel._src.sources import array_record, protocol_buffers
 from bushel.experimental import WebDatasetIterDataset
-from bushel.sources import (
-    ArrowDataSource,
-    BagzDataSource,
-    HDF5DataSource,
-    LanceDataSource,
-    ZarrDataSource,
-    load_arrays,
-    riegeli,
-    varints,
-)
+from bushel.sources import ArrowDataSource, BagzDataSource, HDF5DataSource, LanceDataSource, ZarrDataSource, load_arrays
 
 # Tar files.
 
@@ -205,14 +197,14 @@ def test_offsets_of_a_bag_beyond_63_bits_do_not_wrap(tmp_path):
 @settings(max_examples=100, deadline=None)
 @given(sizes=st.lists(st.integers(0, (1 << 64) - 1), max_size=5), length=st.integers(0, 30))
 def test_sizes_of_a_chunk_add_up_to_what_it_holds(sizes, length):
-    encoded = b"".join(map(varints.encode, sizes))
-    chunk = b"\0" + varints.encode(len(encoded)) + encoded + bytes(length)
+    encoded = b"".join(map(protocol_buffers.encode_varint, sizes))
+    chunk = b"\0" + protocol_buffers.encode_varint(len(encoded)) + encoded + bytes(length)
     if sum(sizes) == length:
-        ends = riegeli.decode_chunk(memoryview(chunk), length, len(sizes))[1]
+        ends = array_record.decode_chunk(memoryview(chunk), length, len(sizes))[1]
         assert ends.tolist() == np.cumsum(sizes, dtype=int).tolist()
     else:
         with pytest.raises(ValueError, match="do not add up"):
-            riegeli.decode_chunk(memoryview(chunk), length, len(sizes))
+            array_record.decode_chunk(memoryview(chunk), length, len(sizes))
 
 
 # Stores of arrays, and libraries.

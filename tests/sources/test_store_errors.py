@@ -5,10 +5,11 @@ import socket
 
 import numpy as np
 import pytest
-from fault_store import BUCKET, SLOW_FAULTS, fault_store
+from helpers.failing_s3_server import BUCKET, SLOW_FAULTS, fault_store
 
-from bushel.base.errors import DamagedFile
-from bushel.sources import LineDataSource, ZarrDataSource, file_access, output_folders, store_errors, uploads
+from bushel._src.base.errors import DamagedFile
+from bushel._src.sources import file_access, folders, object_stores, uploads
+from bushel.sources import LineDataSource, ZarrDataSource
 
 REPEATED = "Bushel has repeated the request. Try again later, or raise `retries` in the options of the store"
 GONE = "Correct the address: the file or its bucket is missing."
@@ -39,13 +40,13 @@ def do(deed, **options):
     elif deed == "LIST":
         file_access.find_files(f"{base}/*", options)
     elif deed == "PUT":
-        output_folders.open_folder(base, options).write("b", b"b")
+        folders.open_folder(base, options).write("b", b"b")
     elif deed == "COPY":
-        output_folders.open_folder(base, options).rename("a", "b")
+        folders.open_folder(base, options).rename("a", "b")
     elif deed == "DELETE":
-        output_folders.open_folder(base, options).remove(["a"])
+        folders.open_folder(base, options).remove(["a"])
     else:  # BEGIN, PART, COMPLETE
-        output_folders.open_folder(base, options).write("b", b"b" * 1000)
+        folders.open_folder(base, options).write("b", b"b" * 1000)
 
 
 SHOWN = {"HEAD": "a", "GET": "a", "LIST": "", "PUT": "b", "COPY": "b", "DELETE": "a"}
@@ -118,8 +119,8 @@ def test_what_is_not_there_is_told_from_a_bucket_that_is_not_there(store):
         file_access.find_files("s3://nobucket/*", OPTIONS)
     told = re.escape(f"s3://nobucket/x could not be written: the bucket does not exist. {CREATE}")
     with pytest.raises(FileNotFoundError, match=told):
-        output_folders.open_folder("s3://nobucket", OPTIONS).write("x", b"x")
-    output_folders.open_folder(f"s3://{BUCKET}", OPTIONS).remove(["none"])  # what is not there is removed already
+        folders.open_folder("s3://nobucket", OPTIONS).write("x", b"x")
+    folders.open_folder(f"s3://{BUCKET}", OPTIONS).remove(["none"])  # what is not there is removed already
 
 
 def test_a_name_that_no_server_has_is_named(tmp_path):
@@ -249,7 +250,7 @@ def test_a_panic_of_obstore_is_an_error_of_python():
     with pytest.raises(BaseException) as caught:
         obstore.store.from_url("s3://bucket", allow_http="true")
     assert not isinstance(caught.value, Exception), "if this fails, obstore no longer panics"
-    error = store_errors.explain_failure(caught.value, "s3://bucket/x", [], "read")
+    error = object_stores.explain_failure(caught.value, "s3://bucket/x", [], "read")
     assert isinstance(error, OSError) and "s3://bucket/x could not be read: obstore has failed" in str(error)
 
 

@@ -11,11 +11,11 @@ import pytest
 import simplejpeg
 import soundfile
 import zarr
-from formats import read_by_eight_threads
+from helpers.record_formats import read_by_eight_threads
+from helpers.servers import Web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from servers import Web
 
 import bushel
 from bushel import DamagedFile, MapDataset
@@ -103,7 +103,7 @@ def test_some_arrays_and_bad_names(kind, tmp_path):
         build(path)[COUNT]
 
 
-def test_one_zarr_array(tmp_path):
+def test_a_store_with_one_zarr_array_has_its_rows_as_records(tmp_path):
     zarr.save_array(str(tmp_path / "one.zarr"), CONTENT["x"])
     assert same(ZarrDataSource(tmp_path / "one.zarr")[4], {"array": CONTENT["x"][4]})
 
@@ -210,7 +210,7 @@ def test_lines_of_text(lines, last, tmp_path_factory):
     assert [source[index].decode() for index in range(len(source))] == lines
 
 
-def test_lines_of_windows(tmp_path):
+def test_lines_that_end_in_carriage_return_and_newline_are_read_without_them(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"a,b\r\n1,2\r\n")
     assert list(MapDataset.source(LineDataSource(tmp_path / "x.csv"))) == [b"a,b", b"1,2"]
 

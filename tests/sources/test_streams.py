@@ -11,15 +11,15 @@ import zlib
 import braceexpand
 import grain
 import pytest
-from formats import written
+from helpers.record_formats import written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
 from bushel import DamagedFile, MapDataset
+from bushel._src.sources.webdataset import expand_braces
 from bushel.experimental import TFRecordIterDataset, WebDatasetIterDataset
 from bushel.sources import TFRecordDataSource
-from bushel.sources.webdataset import expand_braces
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor
 
 RECORDS = [random.Random(number).randbytes(number * 3_001 % 90_000) for number in range(60)]
@@ -204,8 +204,10 @@ def test_the_index_of_a_large_file_is_kept(tmp_path, monkeypatch):
     assert list(TFRecordDataSource(path)) == RECORDS
     (kept,) = (tmp_path / "cache" / "tfrecord").iterdir()
     read = []
-    real = bushel.sources.tfrecord._scan_offsets
-    monkeypatch.setattr(bushel.sources.tfrecord, "_scan_offsets", lambda *words: read.append(words) or real(*words))
+    real = bushel._src.sources.tfrecord._scan_offsets
+    monkeypatch.setattr(
+        bushel._src.sources.tfrecord, "_scan_offsets", lambda *words: read.append(words) or real(*words)
+    )
     assert list(TFRecordDataSource(path)) == RECORDS
     assert not read
     damaged = bytearray(kept.read_bytes())

@@ -11,10 +11,10 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as encryption
 import pytest
-from formats import in_eight_threads, table
+from helpers.processes import run_script
+from helpers.record_formats import in_eight_threads, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from watching import run_script
 
 import bushel
 from bushel import DamagedFile, MapDataset
@@ -313,7 +313,7 @@ def test_a_stream_resumes_anywhere(files):
     check_resumes_anywhere(ParquetIterDataset(str(files / "part-*.parquet"), columns=["id"]).batch(16))
 
 
-def test_only_some_columns(files):
+def test_only_the_asked_columns_of_a_table_are_read(files):
     assert list(next(iter(ParquetIterDataset(files / "part-0.parquet", columns=["text", "id"])))) == ["text", "id"]
     for build in (ParquetDataSource, ArrowDataSource):
         kind = "parquet" if build is ParquetDataSource else "arrow"
@@ -324,7 +324,7 @@ def test_only_some_columns(files):
         next(iter(ParquetIterDataset(files / "part-0.parquet", columns=["nothing"])))
 
 
-def test_no_rows(tmp_path):
+def test_table_files_without_rows_are_empty_sources(tmp_path):
     pq.write_table(table(0), tmp_path / "empty.parquet")
     feather.write_feather(table(0), str(tmp_path / "empty.arrow"))
     for source in (ParquetDataSource(tmp_path / "empty.parquet"), ArrowDataSource(tmp_path / "empty.arrow")):

@@ -6,8 +6,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bushel._src.sources.protocol_buffers import locate_example, slice_record
 from bushel.sources import decode_example, encode_example
-from bushel.sources.tf_example import locate_example, slice_record
 
 
 def example_class():

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from formats import read_by_eight_threads, written
+from helpers.record_formats import read_by_eight_threads, written
 
 from bushel import MapDataset
+from bushel._src.sources.tfds import JsonEntry, parse_feature
 from bushel.sources import ArrayRecordDataSource, TFDSDataSource, decode_example
-from bushel.sources.tfds import parse_feature
-from bushel.sources.tfds_json import Entry
 from bushel.testing import check_resumes_anywhere, same
 
 DATA = Path(__file__).parent.parent / "data" / "tfds_mine.zip"
@@ -98,7 +97,7 @@ def test_stored_features_as_they_are(folder):
     assert set(source[0]) >= {"image", "nested/x", "steps/obs"}
 
 
-def test_what_is_not_there(folder):
+def test_what_a_tfds_folder_lacks_is_named(folder):
     with pytest.raises(ValueError, match=r"has no split 'validation'; it has 'train', 'test'. Slice a dataset"):
         TFDSDataSource(folder, split="validation")
     with pytest.raises(FileNotFoundError):
@@ -116,14 +115,14 @@ def test_what_is_not_there(folder):
 def test_sequences_in_sequences():
     spec = {"sequence": {"feature": {"sequence": {"feature": {"tensor": {"dtype": "int32", "shape": {}}}}}}}
     stored = {"x/ragged_flat_values": np.arange(5), "x/ragged_row_lengths_0": np.array([3, 0, 2])}
-    rows = parse_feature(Entry(spec, "features.json"), "x").decode("x", stored, 0)
+    rows = parse_feature(JsonEntry(spec, "features.json"), "x").decode("x", stored, 0)
     assert [row.tolist() for row in rows] == [[0, 1, 2], [], [3, 4]]
     assert all(row.dtype == np.int32 for row in rows)
 
 
 def a_sequence_of_texts(*shape):
     tensor = {"dtype": "string", "encoding": "none", "shape": {"dimensions": [str(size) for size in shape]}}
-    return parse_feature(Entry({"sequence": {"feature": {"tensor": tensor}}}, "features.json"), "x")
+    return parse_feature(JsonEntry({"sequence": {"feature": {"tensor": tensor}}}, "features.json"), "x")
 
 
 def test_sequences_of_texts_with_a_shape():
@@ -135,19 +134,19 @@ def test_sequences_of_texts_with_a_shape():
         a_sequence_of_texts(-1).decode("x", {"x": [b"a", b"b"]}, 0)
 
 
-def test_translations():
+def test_translations_are_decoded_by_language():
     stored = {"x/de": [b"ja"], "x/en": [b"yes"], "y/language": [b"de", b"en"], "y/translation": [b"ja", b"yes"]}
     fixed, variable = {"languages": ["de", "en"]}, {"languages": ["de", "en"], "variableLanguagesPerExample": True}
-    assert parse_feature(Entry({"translation": fixed}, "features.json"), "x").decode("x", stored, 0) == {
+    assert parse_feature(JsonEntry({"translation": fixed}, "features.json"), "x").decode("x", stored, 0) == {
         "de": b"ja",
         "en": b"yes",
     }
     both = {"language": [b"de", b"en"], "translation": [b"ja", b"yes"]}
-    assert parse_feature(Entry({"translation": variable}, "features.json"), "y").decode("y", stored, 0) == both
+    assert parse_feature(JsonEntry({"translation": variable}, "features.json"), "y").decode("y", stored, 0) == both
 
 
 def test_a_kind_of_feature_that_is_not_known():
     spec = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {}}
     with pytest.raises(ValueError, match=r"x: Bushel does not decode features of the kind Audio. Pass decode=False"):
-        parse_feature(Entry(spec, "features.json"), "x")
+        parse_feature(JsonEntry(spec, "features.json"), "x")
     assert decode_example(b"") == {}

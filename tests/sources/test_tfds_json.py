@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from bushel import DamagedFile
+from bushel._src.sources.tfds import JsonEntry, read_json
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
 from bushel.sources import TFDSDataSource
-from bushel.sources.tfds_json import Entry, read_json
 from bushel.trajectory import write_rlds
-from bushel.trajectory.rlds import RLDSBuilder
 
 DATA = Path(__file__).parent.parent / "data" / "tfds_mine.zip"
 FILES = ("dataset_info.json", "features.json")
@@ -212,7 +212,7 @@ def test_templates_of_tfds_are_read(tmp_path):
 
 
 def test_an_error_names_file_and_place(tmp_path):
-    entry = Entry({"splits": [{"name": "a"}, {"name": 3}]}, "f.json")
+    entry = JsonEntry({"splits": [{"name": "a"}, {"name": 3}]}, "f.json")
     with pytest.raises(DamagedFile, match=r"f\.json: splits\[1\]\.name must be a text, but is 3\."):
         [split["name"].text() for split in entry["splits"].list()]
     with pytest.raises(DamagedFile, match=r"f\.json: splits\[0\] must have an entry 'x', but has 'name'\."):

@@ -15,16 +15,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from fault_store import BUCKET, FAULTS, fault_store
+from helpers.failing_s3_server import BUCKET, FAULTS, fault_store
 
 import bushel
 from bushel import sources
-from bushel.base import sealed
-from bushel.base.errors import DamagedFile
-from bushel.inspection import inspector
-from bushel.sources import BagzDataSource, ParquetDataSource, conversion, convert, file_access, uploads
-from bushel.sources.shard_journals import Journal
-from bushel.view.paths import open_path
+from bushel._src.base import checked_files
+from bushel._src.base.errors import DamagedFile
+from bushel._src.inspection import inspector
+from bushel._src.sources import conversion, file_access, uploads
+from bushel._src.sources.shard_journals import Journal
+from bushel._src.view.targets import open_path
+from bushel.sources import BagzDataSource, ParquetDataSource, convert
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "killed_conversion.py"
 OLD, NEW = ([f"{name} {number}" for number in range(6)] for name in ("old", "new"))
@@ -469,8 +470,8 @@ def test_a_missing_file_of_an_interrupted_conversion_is_named(tmp_path):
             "names files that do not lie in its folder",
         ),
         (lambda data: Journal(("x",), (), "/../y").encode(), "names files that do not lie in its folder"),
-        (lambda data: sealed.json_bytes({"version": 2}), "has version 2; this Bushel reads version 1"),
-        (lambda data: sealed.json_bytes({"version": 1}), "is not a journal of a conversion"),
+        (lambda data: checked_files.json_bytes({"version": 2}), "has version 2; this Bushel reads version 1"),
+        (lambda data: checked_files.json_bytes({"version": 1}), "is not a journal of a conversion"),
     ],
 )
 def test_a_damaged_journal_is_an_error(change, words, tmp_path):

@@ -10,12 +10,12 @@ import itertools
 
 import numpy as np
 import pytest
-import recipes
-from bad_states import check_all
+from helpers import recipes
+from helpers.damaged_states import check_all
+from helpers.loader_recipes import Words, pairs
+from helpers.strategies import stream_recipes
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from loaders import Words, pairs
-from strategies import stream_recipes
 
 import bushel
 from bushel import IterDataset, MapDataset, ReadOptions

@@ -10,8 +10,8 @@ import pytest
 
 import bushel
 from bushel import IterDataset, MapDataset
+from bushel._src.state.digest import examine
 from bushel.sources import ArrayDataSource, FileDataSource, RaggedDataSource, SharedMemoryDataSource
-from bushel.state.digest import examine
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """Some sources below leave files open, as programs do."""

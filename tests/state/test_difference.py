@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from restoring import difference, saved
+from helpers.state_mismatches import difference, saved
 
 import bushel
 from bushel import IterDataset, MapDataset, StateMismatch

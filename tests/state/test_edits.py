@@ -5,7 +5,7 @@ Each case is tried in a state, a cache in a folder, a saved folder and a column.
 """
 
 import pytest
-from edited_programs import Edit, run_both
+from helpers.edited_programs import Edit, run_both
 
 RANGE = "bushel.MapDataset.range(8)"
 

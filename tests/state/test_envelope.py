@@ -11,13 +11,13 @@ import math
 
 import numpy as np
 import pytest
-from cases import cases
+from helpers.case_counts import cases
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import bushel
 from bushel import IterDataset, MapDataset, ReadOptions, StateMismatch
-from bushel.base.errors import PositionOutOfRange
+from bushel._src.base.errors import PositionOutOfRange
 
 
 def plain():

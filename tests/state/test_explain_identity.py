@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from restoring import DETAILS, saved
+from helpers.state_mismatches import DETAILS, saved
 
 import bushel
 from bushel import IterDataset, MapDataset, StateMismatch
@@ -47,7 +47,7 @@ def rows_of(ds, operation):
     return {(part.what, part.how) for part in found.parts if part.operation.startswith(operation)}
 
 
-def test_it_lists_what_functions_reach():
+def test_explain_identity_lists_what_functions_reach():
     ds = MapDataset.range(10).map(uses_helper).map(Transform(3)).shuffle(seed=1)
     assert rows_of(ds, "map(uses_helper)") >= {
         ("uses_helper", "function"),
@@ -72,7 +72,7 @@ def test_it_lists_what_functions_reach():
     ],
     ids=["list", "long list", "unknown", "files"],
 )
-def test_it_says_how_data_are_compared(source, in_state, on_disk):
+def test_explain_identity_says_how_data_are_compared(source, in_state, on_disk):
     (first, second) = (
         part.how for part in bushel.explain_identity(MapDataset.source(source)).parts if part.what == "data"
     )
@@ -80,7 +80,7 @@ def test_it_says_how_data_are_compared(source, in_state, on_disk):
     assert second.startswith("in cache(folder), save, column(cache_dir=...): " + on_disk)
 
 
-def test_it_is_a_table_and_takes_iterators_and_streams():
+def test_explain_identity_returns_a_table_and_takes_iterators_and_streams():
     ds = MapDataset.range(10).map(helper)
     table = bushel.explain_identity(ds)
     assert repr(table).splitlines()[0].split() == ["operation", "what", "how", "digest"]
@@ -150,7 +150,7 @@ def test_states_stay_small():
 
 
 def test_a_function_of_many_parts_is_read_once(monkeypatch):
-    from bushel.state import identity
+    from bushel._src.state import identity
 
     examined = []
     examine = identity.examine
@@ -163,7 +163,7 @@ def test_a_function_of_many_parts_is_read_once(monkeypatch):
 
 
 def test_a_large_array_is_read_once(monkeypatch):
-    from bushel.state import digest
+    from bushel._src.state import digest
 
     array = np.zeros(1 << 20)
     reads = []
@@ -180,7 +180,7 @@ def test_a_large_array_is_read_once(monkeypatch):
 
 
 def test_all_data_of_a_source_are_read_once(monkeypatch, tmp_path):
-    from bushel.state import digest
+    from bushel._src.state import digest
 
     reads = []
     plain = digest.hashlib.blake2b

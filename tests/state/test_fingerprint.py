@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from restoring import difference, saved
+from helpers.state_mismatches import difference, saved
 
 from bushel import IterDataset, MapDataset, StateMismatch
 from bushel.sources import file_fingerprint

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bushel import MapDataset
-from bushel.state.identity import identify, identify_in_full
+from bushel._src.state.identity import identify, identify_in_full
 
 # Each places a number NUMBER where a function `NAME(x)` reads it.
 HOLDERS = [

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from restoring import difference, saved
+from helpers.state_mismatches import difference, saved
 
 import bushel
 from bushel import MapDataset, ReadOptions, StateMismatch
-from bushel.state import identity
-from bushel.state.digest import digest
+from bushel._src.state import identity
+from bushel._src.state.digest import digest
 
 SAME_CODE = "~ map(<lambda>): same name, other code"
 
@@ -593,7 +593,7 @@ def test_attributes_of_a_transform_class_count():
     assert difference(ten().map(old()), ten().map(new())) == ["~ map(Own): same name, other code"]
 
 
-def test_globals_count():
+def test_globals_that_a_function_reads_are_part_of_the_identity():
     old, new = {"BY": 1}, {"BY": 2}
     for namespace in (old, new):
         exec("def scale(x): return x * BY", namespace)

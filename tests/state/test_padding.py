@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
+from helpers.numpy_versions import STRING_DTYPES
+from helpers.state_mismatches import difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numpy_versions import STRING_DTYPES
-from restoring import difference
 
 from bushel import MapDataset
-from bushel.graph.columns import Column, Part
-from bushel.state.digest import digest, whole_digest
+from bushel._src.graph.columns import Column, NodeValues
+from bushel._src.state.digest import digest, whole_digest
 
 ALIGNED = np.dtype([("id", "i1"), ("x", "f8"), ("tags", "i2", (3,)), ("end", "i1")], align=True)
 NESTED = np.dtype([("flag", "?"), ("point", ALIGNED, (2,)), ("wide", np.longdouble)], align=True)
@@ -72,8 +72,8 @@ def test_padding_does_not_count(dtype, count):
 
 def test_padding_of_a_column_does_not_count():
     node = MapDataset.range(2000)._node
-    one, two = (Column((Part(node, filled(np.dtype(np.longdouble), 2000, byte)),)) for byte in (0x00, 0xAB))
-    assert one._digest == two._digest != Column((Part(node, one.values + 1),))._digest
+    one, two = (Column((NodeValues(node, filled(np.dtype(np.longdouble), 2000, byte)),)) for byte in (0x00, 0xAB))
+    assert one._digest == two._digest != Column((NodeValues(node, one.values + 1),))._digest
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["aligned", "nested", "longdouble", "clongdouble"])

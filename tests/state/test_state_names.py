@@ -12,21 +12,21 @@ import sys
 from pathlib import Path
 
 import pytest
-import renamed_classes
+from helpers import renamed_classes
 
 from bushel import MapDataset
-from bushel.base import state_names
+from bushel._src.base import state_names
+from bushel._src.graph.node import Node
+from bushel._src.graph.select import Rule
 from bushel.checkpoint import CheckpointHandler
-from bushel.graph.node import Node
-from bushel.graph.select import Rule
 
 pytest.importorskip("jax")  # the states of loaders inside jit are pinned, too
 
-PINNED = Path(renamed_classes.__file__).with_name("state_names.json")
+PINNED = Path(__file__).parents[1] / "state_names.json"
 PROGRAM = renamed_classes.__file__
 
 
-def describe_fields(entry: state_names.Entry) -> list[str]:
+def describe_fields(entry: state_names.StateName) -> list[str]:
     """What of an object with this constant reaches a digest, by the keys there."""
     kind = entry.named
     if not isinstance(kind, type):
@@ -41,29 +41,20 @@ def describe_fields(entry: state_names.Entry) -> list[str]:
 
 def list_jit_states() -> dict[str, list[str]]:
     """The fields of what jitted loaders keep, which a checkpoint of JAX arrays names."""
-    from bushel.jit import (
-        chunk_loader,
-        compiled_loader,
-        gymnax_source,
-        prioritised_buffer,
-        replay_buffer,
-        source,
-        trajectory_buffer,
-        transform_base,
-    )
+    from bushel._src.jit import chunk_loader, compiled_loader, gymnax_source, replay_buffer, source
 
     kinds = [
         chunk_loader.Chunk,
         compiled_loader.LoaderState,
         gymnax_source.GymnaxSourceState,
-        prioritised_buffer.PriorityState,
-        prioritised_buffer.SumTree,
+        replay_buffer.PriorityState,
+        replay_buffer.SumTree,
         replay_buffer.BufferState,
         replay_buffer.ReplayState,
-        source.EpochTables,
+        source.PrecomputedEpochs,
         source.IndexedState,
-        trajectory_buffer.TrajectoryState,
-        transform_base.StreamState,
+        replay_buffer.TrajectoryState,
+        source.StreamState,
     ]
     return {f"jit {kind.__name__}": list(kind._fields) for kind in kinds}
 
@@ -92,7 +83,7 @@ def subclasses(kind: type) -> set[type]:
 
 def test_each_operation_has_a_constant():
     renamed_classes.load_all()
-    kinds = [kind for kind in subclasses(Node) | subclasses(Rule) if kind.__module__.startswith("bushel.")]
+    kinds = [kind for kind in subclasses(Node) | subclasses(Rule) if kind.__module__.partition(".")[0] == "bushel"]
     named = {entry.named for entry in state_names.list_entries()}
     leaves = [kind for kind in kinds if not kind.__subclasses__() and not inspect.isabstract(kind)]
     missing = {kind.__qualname__ for kind in leaves if kind not in named and not getattr(kind, "transparent", False)}

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.state.digest import digest, examine, whole_digest
+from bushel._src.state.digest import digest, examine, whole_digest
 
 
 def closed(value):
@@ -49,7 +49,7 @@ def test_samples_stand_for_all_only_where_they_are_asked_for():
     assert digest(few[0]) != digest(few[1])
 
 
-def test_deep_values_count():
+def test_values_deep_inside_a_tree_are_part_of_the_digest():
     def deep(value):
         for _ in range(20):
             value = [value]
@@ -253,7 +253,7 @@ def test_what_is_installed_counts_by_name(tmp_path, monkeypatch):
     assert found[0] == found[1]
 
 
-def test_cycles_end():
+def test_values_that_contain_themselves_have_a_digest():
     one, other = SimpleNamespace(), SimpleNamespace()
     one.other, other.one, one.calls = other, one, [lambda: one, lambda: other]
     assert len(whole_digest(one)) == 16
@@ -262,7 +262,7 @@ def test_cycles_end():
 PROGRAM = """
 import functools
 import numpy as np
-from bushel.state.digest import whole_digest
+from bushel._src.state.digest import whole_digest
 
 NAMES = {"one", "two", "three", "four", "five"}
 TABLE = {name: np.arange(20000) for name in NAMES}
@@ -286,7 +286,7 @@ print(whole_digest(functools.partial(standardize, by=2)))
 """
 
 
-def test_it_is_the_same_in_every_process():
+def test_a_digest_is_the_same_in_every_process():
     found = set()
     for seed in ("0", "1", "2"):
         run = subprocess.run(

@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 import yaml
 
-from bushel.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile
+from bushel._src.trajectory import episode_array_files
+from bushel._src.trajectory.data_utils import flatten_tree
+from bushel._src.trajectory.episode_array_files import StoredFrames
+from bushel._src.trajectory.episode_builder import open_episodes
+from bushel._src.trajectory.samples import window_frames
 from bushel.trajectory import (
     Episodes,
     MixtureConfig,
@@ -25,11 +30,6 @@ from bushel.trajectory import (
     make_interleaved_dataset,
     write_rlds,
 )
-from bushel.trajectory.array_episodes import array_files
-from bushel.trajectory.array_episodes.stored_frames import StoredFrames
-from bushel.trajectory.data_utils import flatten_tree
-from bushel.trajectory.episode_formats import open_episodes
-from bushel.trajectory.offset_windows import window_frames
 
 h5py = pytest.importorskip("h5py")
 
@@ -57,7 +57,7 @@ def pixels(leaf: Any) -> np.ndarray:
 ROBOMIMIC = {"obs": "observation", "next_obs": "next_observation", "actions": "action"}
 
 
-def test_robomimic_answers():
+def test_episodes_of_robomimic_are_read_as_robomimic_reads_them():
     answers = np.load(GOLDEN / "robomimic.expected.npz")
     builder = open_episodes("robomimic", GOLDEN, format="robomimic")
     assert builder.fps == 20.0 and builder.splits == {"train": 3, "valid": 1}
@@ -99,7 +99,7 @@ def test_robomimic_answers():
             np.testing.assert_array_equal(found, expected.reshape(found.shape), err_msg=f"{query['id']}/{key}")
 
 
-def test_act_answers():
+def test_episodes_of_act_are_read_as_act_reads_them():
     answers = np.load(GOLDEN / "aloha.expected.npz")
     tables = {}
     for name in ("sim", "real"):
@@ -292,7 +292,7 @@ def test_mixture_over_formats(tmp_path):
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_npz(tmp_path, compressed):
+def test_episodes_in_npz_files_are_read(tmp_path, compressed):
     rng = np.random.default_rng(2)
     episodes = []
     for number, length in ((10, 4), (2, 3), (1, 0)):
@@ -318,7 +318,7 @@ def test_npz(tmp_path, compressed):
         source[3]
 
 
-def test_remote_files():
+def test_episodes_are_read_from_a_store():
     """Files in a store are read by ranges."""
     fsspec = pytest.importorskip("fsspec")
     store = fsspec.filesystem("memory")
@@ -334,7 +334,7 @@ def test_remote_files():
                 assert all(a == b for a, b in zip(leaf, other)) if leaf.dtype == object else (leaf == other).all()
 
 
-def test_splits(tmp_path):
+def test_folders_of_npz_files_named_train_and_val_are_splits(tmp_path):
     for split, count in (("train", 2), ("val", 1)):
         (tmp_path / "mine" / split).mkdir(parents=True)
         for number in range(count):
@@ -407,7 +407,7 @@ def test_camera_of_another_size_is_resized(tmp_path):
 
 
 @pytest.mark.parametrize("size", [100, 5000])
-def test_truncated_files(tmp_path, size):
+def test_truncated_episode_files_are_named(tmp_path, size):
     write_robomimic(tmp_path / "arm.hdf5", {"demo_0": 4})
     os.truncate(tmp_path / "arm.hdf5", size)
     with pytest.raises(DamagedFile, match=r"arm.hdf5 is not a complete HDF5 file"):
@@ -418,13 +418,15 @@ def test_truncated_files(tmp_path, size):
         open_episodes("x", tmp_path, format="npz")
 
 
-def test_file_that_changes(tmp_path):
+def test_an_episode_file_that_was_replaced_is_noticed(tmp_path):
     write_robomimic(tmp_path / "arm.hdf5", {"demo_0": 4})
     source = pickle.loads(pickle.dumps(open_episodes("arm", tmp_path, format="robomimic").episodes()))
     handle = source[0]["observation"]["front_image"][1]
     write_robomimic(tmp_path / "new.hdf5", {"demo_0": 9})
     os.replace(tmp_path / "new.hdf5", tmp_path / "arm.hdf5")
-    array_files._shared = array_files._Pool()  # as in another process, which opens the file now
+    episode_array_files._shared = (
+        episode_array_files._ArrayFilePool()
+    )  # as in another process, which opens the file now
     with pytest.raises(DamagedFile, match="when the source was made"):
         bytes(handle)
 
@@ -442,18 +444,18 @@ def test_a_reader_may_be_gone_while_another_file_is_opened(tmp_path, monkeypatch
     """Python collects garbage at any line, also while the pool adds up the memory of its files."""
     for name in "ab":
         np.savez(tmp_path / f"{name}.npz", x=np.arange(3))
-    readers = [array_files.ArrayFile("npz", str(tmp_path / "a.npz"))]
+    readers = [episode_array_files.ArrayFile("npz", str(tmp_path / "a.npz"))]
     readers[0].open()
-    key = next(key for key in array_files._pool()._open if "a.npz" in key)
+    key = next(key for key in episode_array_files._pool()._open if "a.npz" in key)
 
     def measure(self):
         readers.clear()
         return 0
 
-    monkeypatch.setattr(array_files._Open, "memory_bytes", property(measure))
-    other = array_files.ArrayFile("npz", str(tmp_path / "b.npz"))
+    monkeypatch.setattr(episode_array_files._OpenArrayFile, "memory_bytes", property(measure))
+    other = episode_array_files.ArrayFile("npz", str(tmp_path / "b.npz"))
     assert other.array("x").tolist() == [0, 1, 2]
-    assert not readers and key not in array_files._pool()._open
+    assert not readers and key not in episode_array_files._pool()._open
 
 
 def test_unequal_lengths_in_aloha(tmp_path):
@@ -467,7 +469,7 @@ def test_unequal_lengths_in_aloha(tmp_path):
         source[1]
 
 
-def test_arguments(tmp_path):
+def test_wrong_arguments_of_array_episodes_are_named(tmp_path):
     write_robomimic(tmp_path / "arm.hdf5", {"demo_0": 4}, masks={"train": ["demo_7"]})
     with pytest.raises(ValueError, match="the filter key 'train' names 'demo_7'"):
         open_episodes("arm", tmp_path, format="robomimic")

@@ -12,8 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.trajectory.augmentations import augment_image, draw_parameters
-from bushel.trajectory.image_operations import OPERATIONS, RandomResizedCrop, make_operations
+from bushel._src.trajectory.augmentations import (
+    OPERATIONS,
+    RandomResizedCrop,
+    augment_image,
+    draw_parameters,
+    make_operations,
+)
 
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = np.load(FOLDER / "frame" / "augment_ops.npz")
@@ -190,7 +195,7 @@ def test_brightness_is_cut_off_at_black_and_white():
     assert (one(image, "random_brightness", -1.0) == 0).all()
 
 
-def test_moves():
+def test_flips_and_rotations_move_the_pixels_as_they_say():
     image = picture(4, 6, 3)
     np.testing.assert_array_equal(one(image, "random_flip_left_right", True), image[:, ::-1])
     np.testing.assert_array_equal(one(image, "random_flip_up_down", True), image[::-1])
@@ -371,6 +376,6 @@ def test_parameters_must_be_as_many_as_operations():
         augment_image(picture(4, 4, 3), ["random_rot90"], parameters=[1, 2])
 
 
-def test_compat_is_checked():
+def test_an_unknown_compat_of_an_augmentation_is_an_error():
     with pytest.raises(ValueError, match="compat must be None"):
         augment_image(picture(4, 4, 3), [], compat="octo")

@@ -4,14 +4,14 @@ import sys
 
 import grain
 import pytest
-import robots
 from absl import flags
-from golden_data import assert_same_tree
+from helpers import robots
+from helpers.golden_trajectories import assert_same_tree
 
 import bushel
-from bushel.base.errors import StateMismatch
-from bushel.base.sharding import ShardOptions
-from bushel.trajectory.loader import get_dataloader
+from bushel._src.base.errors import StateMismatch
+from bushel._src.base.options import ShardOptions
+from bushel._src.trajectory.trajectory_loader import get_dataloader
 
 
 @pytest.fixture(scope="module")

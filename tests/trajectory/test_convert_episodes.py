@@ -16,20 +16,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from watching import wait_until
+from helpers.waiting import wait_until
 
 from bushel import testing
-from bushel.base.errors import DamagedFile
-from bushel.cli import main
-from bushel.sources import output_folders
+from bushel._src.base.errors import DamagedFile
+from bushel._src.cli import main
+from bushel._src.sources import folders
+from bushel._src.trajectory import episodes as tables
+from bushel._src.trajectory.conversion_table import build_table
+from bushel._src.trajectory.episode_builder import FORMATS, detect_kind, open_episodes
+from bushel._src.trajectory.episode_conversion import convert_episodes, reencode_videos
+from bushel._src.trajectory.lerobot.metadata_files import sample_frames
+from bushel._src.trajectory.video_encoding import Encoding, decode_all, encode_frames, verify_video
 from bushel.trajectory import RLDSBuilder, decode_depth, decode_image, write_rlds
-from bushel.trajectory import episodes as tables
-from bushel.trajectory.conversion import convert_episodes, reencode_videos
-from bushel.trajectory.conversion.episode_table import build_table
-from bushel.trajectory.conversion.lerobot_statistics import sample_frames
-from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
-from bushel.trajectory.episode_formats import FORMATS, open_episodes
-from bushel.trajectory.episode_paths import detect_kind
 
 av = pytest.importorskip("av")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -183,7 +182,7 @@ def test_to_lerobot(rlds, tmp_path, codec, workers, fps):
     assert statistics["observation.images.image"]["count"] == [14]
 
 
-def test_images_in_rows(rlds, tmp_path):
+def test_without_videos_the_images_are_those_of_the_source(rlds, tmp_path):
     """Without videos the images are those of the source, bit for bit."""
     convert_episodes(rlds, tmp_path / "lerobot", format="lerobot", fps=10, codec=None, workers=1)
     info, found, rows = read_lerobot(tmp_path / "lerobot")
@@ -199,7 +198,7 @@ def test_images_in_rows(rlds, tmp_path):
 
 
 @pytest.mark.skipif("lerobot" not in FORMATS, reason="LeRobot data sets are not read")
-def test_there_and_back(rlds, tmp_path):
+def test_a_conversion_to_lerobot_and_back_keeps_everything_but_videos(rlds, tmp_path):
     """RLDS to LeRobot and back: all numbers, texts, splits, and images that are not encoded as videos."""
     convert_episodes(rlds, tmp_path / "lerobot", format="lerobot", fps=10, codec=None)
     convert_episodes(tmp_path / "lerobot", tmp_path / "back" / "arm", format="rlds")
@@ -255,7 +254,7 @@ def test_jpeg_bytes_stay(tmp_path):
 
 PROGRAM = """
 import sys, time
-from bushel.trajectory.conversion import convert_episodes
+from bushel._src.trajectory.episode_conversion import convert_episodes
 def report(done, of):
     if done >= 5:
         print("held", flush=True)
@@ -320,13 +319,13 @@ def test_depth_of_16_bits_is_not_put_into_a_video_of_8(tmp_path):
 @pytest.mark.parametrize(("to", "workers"), [("rlds", 1), ("lerobot", 2)])
 def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
     """The same with a server that speaks S3: what is read there afterwards is what a local conversion has."""
-    servers = pytest.importorskip("servers")
+    servers = pytest.importorskip("helpers.servers")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     target = f"s3://{servers.BUCKET}/sets/arm"
     with servers.s3(tmp_path):
         command = [sys.executable, str(program), str(rlds), target, to, str(workers)]
-        folder = output_folders.open_folder(f"{target}/1.0.0" if to == "rlds" else target)
+        folder = folders.open_folder(f"{target}/1.0.0" if to == "rlds" else target)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "held\n"
@@ -342,7 +341,7 @@ def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
         convert_episodes(rlds, target, **arguments, progress=lambda done, of: shown.append(done))
         assert shown[0] > 0, "it began anew"
         convert_episodes(rlds, tmp_path / "here" / "arm", **arguments)
-        here = output_folders.open_folder(tmp_path / "here" / "arm" / ("1.0.0" if to == "rlds" else ""))
+        here = folders.open_folder(tmp_path / "here" / "arm" / ("1.0.0" if to == "rlds" else ""))
         assert sorted(folder.names(deep=True)) == sorted(here.names(deep=True))
         for name in here.names(deep=True):
             assert folder.read(name) == here.read(name) or name.endswith(".mp4"), name
@@ -419,7 +418,7 @@ def test_a_table_for_other_machines_needs_no_cache_of_this_one(kind, rlds, tmp_p
     assert found.lengths.tolist() == list(LENGTHS) and found.columns["action"].take(np.arange(14)).shape == (14, 2)
 
 
-def test_reencode(rlds, tmp_path):
+def test_reencoding_changes_the_videos_alone(rlds, tmp_path):
     """More or fewer key frames, another codec; rows and tasks as they were."""
     convert_episodes(rlds, tmp_path / "one", format="lerobot", fps=10, crf=20, key_frame_interval=250)
     assert main(["reencode", str(tmp_path / "one"), str(tmp_path / "two"), "--key-frame-interval", "2", "--quiet"]) == 0
@@ -467,7 +466,7 @@ def test_verification_finds_what_differs(tmp_path):
         verify_video(str(path), "one.mp4", 11, prints)
 
 
-def test_odd_data(tmp_path):
+def test_odd_frames_and_empty_episodes_are_written_left_out_or_named(tmp_path):
     """Frames of odd size, empty episodes, missing images, other sizes: written, left out, or an error with names."""
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -493,7 +492,7 @@ def test_odd_data(tmp_path):
         convert_episodes(folder, tmp_path / "fourth", format="rlds")
 
 
-def test_arguments(rlds, tmp_path, capsys):
+def test_wrong_arguments_of_a_conversion_are_named(rlds, tmp_path, capsys):
     assert detect_kind(str(rlds)) == "rlds" and detect_kind(str(GOLDEN / "aloha_sim")) == "aloha"
     assert detect_kind(str(GOLDEN / "robomimic.hdf5")) == "robomimic"
     with pytest.raises(ValueError, match="does not say how many steps a second has"):
@@ -551,11 +550,9 @@ def test_float_frames_become_numbers(tmp_path):
 def test_into_a_store(rlds):
     pytest.importorskip("fsspec")
     done = convert_episodes(rlds, "memory://converted/arm", format="lerobot", fps=10)
-    names = output_folders.open_folder("memory://converted/arm").names(deep=True)
+    names = folders.open_folder("memory://converted/arm").names(deep=True)
     assert done.elements == 4 and "meta/info.json" in names and not any(".converting" in name for name in names)
-    content = output_folders.open_folder("memory://converted/arm").read(
-        next(name for name in names if name.endswith(".mp4"))
-    )
+    content = folders.open_folder("memory://converted/arm").read(next(name for name in names if name.endswith(".mp4")))
     assert len(list(decode_all(io.BytesIO(content), "video"))) > 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bushel.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile
 from bushel.trajectory import (
     LeRobotSource,
     apply_frame_transforms,

@@ -1,22 +1,23 @@
+"""Helpers for trees, gripper actions and shares of threads: the outputs of the original, and their laws."""
+
 import collections
 import json
 
 import numpy as np
 import pytest
-from golden_data import arrays, assert_same_tree, text, tree
+from helpers.golden_trajectories import arrays, assert_same_tree, text, tree
+from helpers.numpy_versions import STRING_DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numpy_versions import STRING_DTYPES
 
+from bushel._src.trajectory.data_utils import fnmatch_filter, matching_key
 from bushel.trajectory.data_utils import (
     allocate_threads,
     binarize_gripper_actions,
     combine_dataset_statistics,
     filter_success_droid,
-    fnmatch_filter,
     invert_gripper_actions,
-    matching_key,
     moving,
     pprint_data_mixture,
     rel2abs_gripper_actions,
@@ -39,7 +40,7 @@ def test_a_dict_may_take_the_place_of_a_value():
     assert tree_map(str, {"a": {"b": 1}, "c": {}}) == {"a": {"b": "1"}, "c": {}}
 
 
-def test_padding():
+def test_padding_has_the_shape_and_dtype_of_its_leaf():
     for leaf in (np.ones(3, np.float32), np.ones((2, 2), np.int64), np.array([b"a", b"b"]), np.array(["a"])):
         padding = to_padding(leaf)
         assert (padding.dtype, padding.shape) == (leaf.dtype, leaf.shape) and not any(padding.ravel().tolist())
@@ -162,7 +163,7 @@ def test_keys_are_drawn_alike():
         sample_match_keys_uniform(d, "image*")
 
 
-def test_moving_frames():
+def test_frames_whose_action_moves_the_robot_are_found():
     actions = np.zeros((4, 7))
     actions[1, 6] = 1  # the gripper alone
     actions[2, 3] = 1e-6

@@ -7,19 +7,19 @@ import itertools
 
 import numpy as np
 import pytest
-from golden_data import GOLDEN, made
+from helpers.golden_trajectories import GOLDEN, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.base import trees
-from bushel.trajectory.data_utils import flatten_tree
-from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
-from bushel.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
-from bushel.trajectory.episodes import Episodes, load, save
-from bushel.trajectory.rlds import RLDSBuilder
-from bushel.trajectory.rlds.writer import write_rlds
+from bushel._src.base import trees
+from bushel._src.trajectory.data_utils import flatten_tree
+from bushel._src.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
+from bushel._src.trajectory.episodes import Episodes, load, save
+from bushel._src.trajectory.make_dataset import make_dataset_from_rlds
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
+from bushel._src.trajectory.rlds.writer import write_rlds
+from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
 
 LENGTHS = [5, 1, 9, 3]
 
@@ -275,7 +275,7 @@ def nothing(trajectory):
     return np.zeros(len(trajectory["action"]), bool)
 
 
-def test_time_is_counted():
+def test_timesteps_count_from_zero_in_each_trajectory():
     ds = of({"timestep": np.arange(10, 13), "x": np.ones((3, 2))}, np.ones((3, 2)))
     assert ds[0]["observation"]["timestep"].tolist() == [0, 1, 2]
     assert windows(ds)[0]["observation"]["timestep"].tolist() == [[0, 0], [0, 1], [1, 2]]

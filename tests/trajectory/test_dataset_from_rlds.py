@@ -13,18 +13,12 @@ import jax
 import numpy as np
 import pytest
 
-from bushel.sources import crc
-from bushel.sources.tfrecord import TFRecordDataSource, frame_record
-from bushel.trajectory import (
-    dataset_from_rlds,
-    get_dataloader,
-    load_statistics,
-    make_dataset_from_rlds,
-    save_statistics,
-    write_rlds,
-)
-from bushel.trajectory.data_utils import flatten_tree
-from bushel.trajectory.rlds import reader
+from bushel._src.sources import checksums
+from bushel._src.sources.tfrecord import TFRecordDataSource, frame_record
+from bushel._src.trajectory import make_dataset
+from bushel._src.trajectory.data_utils import flatten_tree
+from bushel._src.trajectory.rlds import reader
+from bushel.trajectory import get_dataloader, load_statistics, make_dataset_from_rlds, save_statistics, write_rlds
 
 LENGTHS = (3, 4, 5, 6)
 
@@ -210,9 +204,7 @@ def test_hints_for_threads_are_honoured_up_to_one_per_core(made, tmp_path, monke
 
 def test_minus_one_leaves_the_number_to_the_library(made, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        dataset_from_rlds, "iterate_once", lambda ds, what, options=None: asked.append(options) or iter(ds)
-    )
+    monkeypatch.setattr(make_dataset, "iterate_once", lambda ds, what, options=None: asked.append(options) or iter(ds))
     for hint in (None, -1, 0):
         ds, _ = made(num_parallel_calls=hint, num_parallel_reads=hint, cache_dir=str(tmp_path / str(hint)))
         assert ds._read_options.num_threads == 0
@@ -362,7 +354,7 @@ def damaged(tmp_path, damage: str) -> None:
         other["steps"]["action"] = other["steps"]["action"][:, :2]
     folder = write_rlds({"train": [other]}, name="other", data_dir=tmp_path).path
     (records[2],) = (bytes(record) for record in TFRecordDataSource(f"{folder}/*tfrecord*"))
-    path.write_bytes(b"".join(frame_record(record, crc.get_checksum()) for record in records))
+    path.write_bytes(b"".join(frame_record(record, checksums.get_checksum()) for record in records))
 
 
 @pytest.mark.parametrize("damage", ["no leaf", "too few values", "a bit"])
@@ -410,7 +402,7 @@ def test_a_file_of_facts_that_cannot_be_read_is_named(made, tmp_path):
 
 
 @pytest.mark.parametrize("keys", ["image_obs_keys", "depth_obs_keys", "proprio_obs_keys", "proprio_obs_dims"])
-def test_keys_are_dicts(made, keys):
+def test_image_and_depth_keys_must_be_dicts(made, keys):
     with pytest.raises(TypeError, match=f"{keys} of arm must be a dict, got list"):
         made(**{keys: ["state"]})
 

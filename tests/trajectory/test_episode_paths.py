@@ -8,15 +8,15 @@ import fsspec
 import h5py
 import numpy as np
 import pytest
-from inspection_data import write_episodes
-from servers import BUCKET, Web, s3
+from helpers.example_datasets import write_episodes
+from helpers.servers import BUCKET, Web, s3
 
-from bushel import cli
-from bushel.inspection import inspect_target
-from bushel.trajectory.episode_paths import detect_kind, find_kind
-from bushel.view.panels import robots
-from bushel.view.queries import Query
-from bushel.view.targets import open_session
+from bushel._src import cli
+from bushel._src.inspection.inspector import inspect_target
+from bushel._src.trajectory.episode_builder import detect_kind, find_kind
+from bushel._src.view.panels import robots
+from bushel._src.view.session import Query
+from bushel._src.view.targets import open_session
 
 KINDS = {
     "lerobot": "lerobot",
@@ -115,7 +115,7 @@ def test_what_is_something_else(folder, places):
             use(f"{places['s3']}/missing")
 
 
-def test_the_commands(places, capsys, tmp_path):
+def test_the_commands_take_robot_data_in_a_store(places, capsys, tmp_path):
     url = f"{places['s3']}/npz"
     assert cli.main(["inspect", url]) == 0
     assert "npz episodes" in capsys.readouterr().out

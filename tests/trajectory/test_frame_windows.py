@@ -1,10 +1,12 @@
+"""Windows of frames and actions for whole arrays of rows: none leaves its episode, and masks say what is real."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.trajectory.compat import is_faithful
-from bushel.trajectory.frame_windows import Windows
+from bushel._src.trajectory.data_utils import reproduces_faults
+from bushel._src.trajectory.traj_transforms import Windows
 
 
 @st.composite
@@ -80,7 +82,7 @@ def test_one_length_for_all_rows_and_the_last_frame_as_goal():
         assert (one == each).all()
 
 
-def test_no_rows():
+def test_windows_of_no_rows_are_empty():
     assert Windows(2).observations([])[0].shape == (0, 2)
     assert Windows(2, 3).actions([], 4)[0].shape == (0, 2, 3)
 
@@ -98,4 +100,4 @@ def test_bad_arguments():
         Windows().actions([4], 4)
     with pytest.raises(ValueError, match=r"not negative, got \[-1\]"):
         Windows().observations([-1])
-    assert is_faithful("crossformer") and not is_faithful(None)
+    assert reproduces_faults("crossformer") and not reproduces_faults(None)

@@ -1,10 +1,13 @@
+"""Goals from a step's own future: distributed as in the original, never outside the episode."""
+
 import numpy as np
 import pytest
-from golden_data import text
+from helpers.golden_trajectories import text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.trajectory.goal_relabeling import choose_goals, uniform
+from bushel._src.trajectory.traj_transforms import choose_goals
+from bushel.trajectory.goal_relabeling import uniform
 
 DISTRIBUTIONS = text("goal/uniform_distribution")
 
@@ -67,7 +70,7 @@ def test_the_task_gets_the_whole_observation():
     np.testing.assert_array_equal(again["timestep"], goal)
 
 
-def test_bad_input():
+def test_wrong_input_of_goal_relabeling_is_named():
     with pytest.raises(ValueError, match="max_goal_distance must be positive, but got 0"):
         choose_goals([0], 3, [0.5], 0)
     with pytest.raises(ValueError, match="The observation is empty"):

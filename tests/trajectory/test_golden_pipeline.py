@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_data import GOLDEN, arrays, assert_same_tree, made, manifest, statistics, text, tree
+from helpers.golden_trajectories import GOLDEN, arrays, assert_same_tree, made, manifest, statistics, text, tree
 
-from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.dataset_transforms import apply_trajectory_transforms
-from bushel.trajectory.indexed_draws import Draws
-from bushel.trajectory.rlds import RLDSBuilder
-from bushel.trajectory.rlds.writer import write_rlds
-from bushel.trajectory.samples import read_images
+from bushel._src.trajectory.dataset_transforms import apply_trajectory_transforms
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
+from bushel._src.trajectory.rlds.writer import write_rlds
+from bushel._src.trajectory.sample_index import Draws
+from bushel._src.trajectory.samples import read_images
+from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
 
 # A warning where no package computes checksums: `make test-core`.
 pytestmark = pytest.mark.filterwarnings("ignore:TFRecord files are read without")

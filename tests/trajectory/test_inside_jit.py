@@ -22,12 +22,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.jit import image_augmentation
-from bushel.trajectory.augmentations import augment_image, draw_parameters
-from bushel.trajectory.device_augmentations import augment_images
-from bushel.trajectory.image_operations import OPERATIONS
+from bushel._src.jit import image_augmentation
+from bushel._src.trajectory.augmentations import OPERATIONS, augment_image, augment_images, draw_parameters
+from bushel._src.trajectory.pixels import resize_depth_image, resize_image
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout
-from bushel.trajectory.pixels import resize_depth_image, resize_image
 
 AS_USERS_DO = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 MOVES = ["random_flip_left_right", "random_flip_up_down", "random_rot90"]

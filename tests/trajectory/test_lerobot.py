@@ -12,14 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.lerobot_folders import CAMERAS, TASKS, picture, read_row, write_dataset, write_video
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lerobot_folders import CAMERAS, TASKS, picture, read_row, write_dataset, write_video
 
 import bushel
-from bushel.base.errors import DamagedFile
-from bushel.base.options import DatasetOptions
-from bushel.dataset import WithOptionsIterDataset
+from bushel._src.base.errors import DamagedFile
+from bushel._src.base.options import DatasetOptions
+from bushel._src.datasets.dataset import WithOptionsIterDataset
+from bushel._src.trajectory.lerobot import table as tables
+from bushel._src.trajectory.lerobot.dataset_folder import DepthCode, LeRobotFolder
+from bushel._src.trajectory.lerobot.table import align_frames
 from bushel.trajectory import (
     LeRobotSource,
     RLDSBuilder,
@@ -30,10 +33,6 @@ from bushel.trajectory import (
     open_episodes,
     reencode_videos,
 )
-from bushel.trajectory.lerobot import LeRobotFolder
-from bushel.trajectory.lerobot import table as tables
-from bushel.trajectory.lerobot.alignment import align_frames
-from bushel.trajectory.lerobot.depth_code import DepthCode
 
 LENGTHS = [7, 1, 2, 12, 5]
 FRONT, WRIST = CAMERAS
@@ -132,7 +131,7 @@ def test_versions_2_and_3_give_the_same_elements(folders):
 # What is read.
 
 
-def test_a_row(folders):
+def test_a_row_has_its_frames_episode_index_and_task(folders):
     row = LeRobotSource(folders[3])[9]
     assert rows_of(row) == {FRONT: [9], WRIST: [9]}
     assert (row["episode_index"], row["frame_index"], row["index"], row["task"]) == (2, 1, 9, TASKS[0])

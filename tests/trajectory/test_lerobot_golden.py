@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_data import GOLDEN
-from lerobot_folders import read_row
+from helpers.golden_trajectories import GOLDEN
+from helpers.lerobot_folders import read_row
 
 from bushel.trajectory import LeRobotSource
 
@@ -88,7 +88,7 @@ def test_a_batch_equals_its_rows_and_float_images_are_those_of_lerobot(folder):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_meta(folder, name):
+def test_meta_is_read_as_lerobot_reads_it(folder, name):
     source = LeRobotSource(folder / name, cache_dir=folder / "cache")
     assert (source.fps, source.episodes, source.lengths.tolist()) == (10.0, [0, 1, 2, 3], [12, 5, 30, 17])
     assert source.tasks == {0: "pick up the red cube", 1: "put the cube in the left bin"}

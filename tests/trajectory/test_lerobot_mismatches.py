@@ -13,18 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.lerobot_folders import CAMERAS, TASKS, read_row, write_dataset
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from lerobot_folders import CAMERAS, TASKS, read_row, write_dataset
 
-from bushel.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile
+from bushel._src.trajectory.lerobot.dataset_folder import LeRobotFeature, LeRobotFolder, fill_template
+from bushel._src.trajectory.lerobot.rows import cast_numbers, convert_column
+from bushel._src.trajectory.lerobot.table import Span, find_overlaps
 from bushel.trajectory import LeRobotSource, open_episodes
-from bushel.trajectory.lerobot import LeRobotFolder
-from bushel.trajectory.lerobot.alignment import Span, find_overlaps
-from bushel.trajectory.lerobot.column_values import cast_numbers, convert_column
-from bushel.trajectory.lerobot.dataset_folder import Feature
-from bushel.trajectory.lerobot.path_templates import fill_template
 
 LENGTHS = [6, 3, 4, 5]
 FRONT, WRIST = CAMERAS
@@ -116,7 +114,7 @@ COLUMNS = {
 def test_a_column_of_another_type_is_refused_or_gives_its_own_values(column, stated):
     chunked = pa.chunked_array([column])
     try:
-        found = convert_column(chunked, Feature("x", stated, (1,)), "rows.parquet", np.zeros(3, int))
+        found = convert_column(chunked, LeRobotFeature("x", stated, (1,)), "rows.parquet", np.zeros(3, int))
     except DamagedFile as error:
         assert "rows.parquet has another schema than meta/info.json: 'x' should" in str(error)
         return

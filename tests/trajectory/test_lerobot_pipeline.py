@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 import yaml
-from lerobot_folders import CAMERAS, picture, read_row, write_dataset
-from servers import BUCKET, Web, s3
+from helpers.lerobot_folders import CAMERAS, picture, read_row, write_dataset
+from helpers.servers import BUCKET, Web, s3
 
+from bushel._src.trajectory.lerobot.dataset_folder import LeRobotFolder
+from bushel._src.trajectory.lerobot.reader import LeRobotBuilder
 from bushel.trajectory import (
     LeRobotSource,
     convert_episodes,
@@ -17,7 +19,6 @@ from bushel.trajectory import (
     make_interleaved_dataset,
     write_rlds,
 )
-from bushel.trajectory.lerobot import LeRobotBuilder, LeRobotFolder
 
 LENGTHS = [7, 1, 2, 12, 5]
 FRONT, WRIST = CAMERAS

@@ -9,21 +9,25 @@ import cloudpickle
 import jax
 import numpy as np
 import pytest
-import robots
-from bad_states import check_all
-from golden_data import assert_same_tree
+from helpers import robots
+from helpers.damaged_states import check_all
+from helpers.golden_trajectories import assert_same_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bushel.base.errors import StateMismatch, TooManySkipped
-from bushel.base.options import MultiprocessingOptions
-from bushel.base.sharding import ShardByJaxProcess, ShardOptions
-from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.loader import build_dataset_from_config, get_dataloader, get_dataset
-from bushel.trajectory.mixture_config import MixtureConfig
-from bushel.trajectory.pipelines import make_interleaved_dataset, make_single_dataset
-from bushel.trajectory.rlds.writer import write_rlds
+from bushel._src.base.errors import StateMismatch, TooManySkipped
+from bushel._src.base.options import MultiprocessingOptions, ShardByJaxProcess, ShardOptions
+from bushel._src.trajectory.mixture_config import MixtureConfig
+from bushel._src.trajectory.rlds.writer import write_rlds
+from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
+from bushel._src.trajectory.trajectory_loader import (
+    build_dataset_from_config,
+    get_dataloader,
+    get_dataset,
+    make_interleaved_dataset,
+    make_single_dataset,
+)
 from bushel.trajectory.text_processing import process_text
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -128,7 +132,7 @@ def test_paraphrases_by_octos_arguments_are_those_of_a_file(cache, tmp_path):
 
 def test_files_and_dicts_do_as_well(config, expected, tmp_path):
     config.save(tmp_path / "mixture.json")
-    read = MixtureConfig.from_file(tmp_path / "mixture.json", modules=["robots"])
+    read = MixtureConfig.from_file(tmp_path / "mixture.json", modules=["helpers.robots"])
     for given_as in (read, config.to_dict()):
         with iter(get_dataloader(given_as)) as batches:
             assert_same_batches(some(batches, 2), expected[:2])
@@ -209,7 +213,10 @@ def key(action, state):
 
 
 def test_balanced_weights_follow_the_numbers_of_frames(cache):
-    pair = [plain_robot("all", cache), plain_robot("some", cache, filter_functions=[robots.long_enough], weight=2)]
+    pair = [
+        plain_robot("all", cache),
+        plain_robot("some", cache, filter_functions=[robots.long_enough], weight=2),
+    ]
     ds = get_dataset(numbers_only(cache, datasets=pair, balance_weights=True, batch_size=None))
     frames = np.array([ds.dataset_statistics[name]["num_transitions"] for name in ("all", "some")])
     assert frames[0] > frames[1]
@@ -329,7 +336,7 @@ def test_the_spec_is_that_of_batches(config, expected):
     assert repr(loader) == "<loader of arm, gripper: batches of 8, host 0 of 1, on bushel>"
 
 
-def test_arrays_of_jax(config, expected):
+def test_batches_may_be_arrays_of_jax(config, expected):
     batch = next(iter(get_dataloader(config, arrays="jax")))
     assert isinstance(batch["action"], jax.Array)
     assert isinstance(batch["dataset_name"], np.ndarray)
@@ -507,5 +514,5 @@ def test_what_a_loader_needs_is_told(cache):
 
 def test_configs_and_loaders_need_nothing_until_they_are_used():
     heavy = "{'jax', 'grain', 'yaml', 'PIL', 'simplejpeg', 'tokenizers'}"
-    program = f"import sys, bushel.trajectory.loader; sys.exit(', '.join({heavy} & set(sys.modules)))"
+    program = f"import sys, bushel._src.trajectory.trajectory_loader; sys.exit(', '.join({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stderr.strip() == ""

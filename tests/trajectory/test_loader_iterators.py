@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import bushel
-from bushel.base.sharding import ShardOptions
+from bushel._src.base.options import ShardOptions
 from bushel.experimental import device_put
 from bushel.trajectory import get_dataloader, write_rlds
 

@@ -8,18 +8,17 @@ import re
 
 import numpy as np
 import pytest
-import robots
 import yaml
+from helpers import robots
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
-from bushel.trajectory.loader import get_dataloader, get_dataset
-from bushel.trajectory.mixture_config import DatasetConfig, MixtureConfig
-from bushel.trajectory.module_spec import ModuleSpec
-from bushel.trajectory.normalization import NormalizationType
-from bushel.trajectory.pipelines import make_interleaved_dataset
+from bushel._src.trajectory.config_values import ModuleSpec
+from bushel._src.trajectory.make_dataset import make_dataset_from_rlds
+from bushel._src.trajectory.mixture_config import DatasetConfig, MixtureConfig
+from bushel._src.trajectory.normalization import NormalizationType
+from bushel._src.trajectory.trajectory_loader import get_dataloader, get_dataset, make_interleaved_dataset
 
 # What a config is.
 
@@ -61,8 +60,8 @@ OF_THE_CONFIG = ("weight", "frame_filter", "override_traj_transform_kwargs")
 texts = st.text("abcé_:/ [%]", min_size=1, max_size=6)
 texts = texts.filter(lambda text: not re.fullmatch(r"\w+:\w+", text))  # a file that has one seems to name a function
 functions = st.one_of(
-    st.sampled_from(["robots:narrow", "math:floor"]),
-    st.builds(lambda n: ModuleSpec.create("robots:narrow", width=n), st.integers(1, 7)),
+    st.sampled_from(["helpers.robots:narrow", "math:floor"]),
+    st.builds(lambda n: ModuleSpec.create("helpers.robots:narrow", width=n), st.integers(1, 7)),
 )
 statements = st.lists(
     st.sampled_from([["move", "a|b", "action"], ["set", "action", ["concat", ["cols", "x", None, 6], ["invert", "y"]]]])
@@ -101,7 +100,7 @@ mixtures = st.fixed_dictionaries(
         "balance_weights": st.booleans(),
         "train": st.booleans(),
         "batch_size": st.none() | st.integers(1, 999),
-        "traj_transform_kwargs": st.just({"window_size": 2, "post_chunk_transforms": ("robots:narrow",)}),
+        "traj_transform_kwargs": st.just({"window_size": 2, "post_chunk_transforms": ("helpers.robots:narrow",)}),
         "frame_transform_kwargs": st.just({"resize_size": {"primary": (4, 4)}}) | st.just({"resize_size": [4, 4]}),
         "shuffle_buffer_size": st.none() | st.integers(1),
         "seed": st.integers(0, 2**32 - 1),
@@ -125,7 +124,11 @@ def test_what_is_written_comes_back(tmp_path_factory, fields):
     assert MixtureConfig.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
     file = tmp_path_factory.getbasetemp() / "mixture.json"
     config.save(file)
-    assert MixtureConfig.from_file(file, modules=["robots", "builtins", "math"]) == config == MixtureConfig.of(config)
+    assert (
+        MixtureConfig.from_file(file, modules=["helpers.robots", "builtins", "math"])
+        == config
+        == MixtureConfig.of(config)
+    )
     for name in fields:  # and nothing was lost before it was written
         if name != "datasets":
             assert json.dumps(getattr(config, name)) == json.dumps(fields[name])
@@ -144,8 +147,8 @@ def test_functions_are_saved_by_name(tmp_path):
         ]
     )
     config.save(tmp_path / "mixture.json")
-    (found,) = MixtureConfig.from_file(tmp_path / "mixture.json", modules=["robots"]).datasets
-    assert found.standardize_fn == ModuleSpec(module="robots", name="narrow", args=(), kwargs={"width": 2})
+    (found,) = MixtureConfig.from_file(tmp_path / "mixture.json", modules=["helpers.robots"]).datasets
+    assert found.standardize_fn == ModuleSpec(module="helpers.robots", name="narrow", args=(), kwargs={"width": 2})
     assert ModuleSpec.instantiate(found.filter_functions[0]).func is robots.long_enough
     assert ModuleSpec.instantiate(found.frame_filter).func is robots.even_frames
 
@@ -204,12 +207,12 @@ RUNS = {"module": "os", "name": "system", "args": ["touch /tmp/ran"], "kwargs": 
     [
         "os:system",
         RUNS,
-        "bushel.trajectory.module_spec:importlib.import_module",
+        "bushel._src.trajectory.config_values:importlib.import_module",
         "bushel.trajectory.obs_transforms:np.load",
         "bushel.trajectory.obs_transforms:np",
         "bushel.trajectory.task_augmentation:Rephraser",
         "bushel:_importlib.import_module",
-        "robots_of_others:narrow",
+        "helpers.robots_of_others:narrow",
     ],
 )
 @pytest.mark.parametrize("ending", ["json", "yaml"])
@@ -222,7 +225,7 @@ def test_a_file_cannot_name_functions_that_nobody_trusts(tmp_path, function, end
         with pytest.raises(ValueError, match=f"names the function {re.escape(named)}, which would be imported"):
             read(file)
     with pytest.raises(ValueError, match="names the function"):
-        MixtureConfig.from_file(file, modules=["robots"])  # no other package of a longer name
+        MixtureConfig.from_file(file, modules=["helpers.robots"])  # no other package of a longer name
 
 
 def test_a_file_may_name_our_own_transforms(tmp_path):

@@ -1,12 +1,14 @@
+"""Functions in configurations, by their names: the strings of the original, and names that cannot be found."""
+
 import fractions
 import functools
 import json
 import math
 
 import pytest
-from golden_data import text
+from helpers.golden_trajectories import text
 
-from bushel.trajectory.module_spec import ModuleSpec
+from bushel._src.trajectory.config_values import ModuleSpec
 
 
 @pytest.mark.parametrize("case", text("utils/module_spec"))

@@ -1,11 +1,13 @@
+"""Actions and proprioception on one scale and back: the numbers of the original, bit by bit, also under jit."""
+
 import numpy as np
 import pytest
-from golden_data import LENGTHS, arrays, manifest, restructured, statistics
+from helpers.golden_trajectories import LENGTHS, arrays, manifest, restructured, statistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bushel.trajectory.normalization import (
+from bushel._src.trajectory.normalization import (
     NormalizationType,
     normalize,
     normalize_action_and_proprio,
@@ -69,7 +71,7 @@ def test_unnormalize_is_the_inverse(data, kind):
 
 @settings(deadline=None, max_examples=20)
 @given(data(), st.sampled_from(NormalizationType))
-def test_the_same_under_jit(data, kind):
+def test_normalization_gives_the_same_under_jit(data, kind):
     jax = pytest.importorskip("jax")
     x, stats, mask = data
     for function in (normalize, unnormalize):
@@ -87,13 +89,13 @@ def test_a_trajectory_there_and_back():
     np.testing.assert_array_equal(traj["action"], restructured(0)["action"])  # what was given is as it was
 
 
-def test_lists_are_arrays():
+def test_normalization_takes_lists():
     stats = {"mean": [1.0, 0.0], "std": [2.0, 1.0]}
     assert unnormalize([[0.5, 1.0]], stats, "normal", [True, False]).round(6).tolist() == [[2.0, 1.0]]
     assert normalize([[2.0, 1.0]], stats, "normal", [True, False]).round(6).tolist() == [[0.5, 1.0]]
 
 
-def test_bad_input():
+def test_wrong_input_of_normalization_is_named():
     stats = {"mean": [0.0, 0.0], "std": [1.0, 1.0]}
     with pytest.raises(ValueError, match=r"shape \[2\] do not fit an array of shape \[4, 3\]"):
         normalize(np.zeros((4, 3)), stats, "normal")

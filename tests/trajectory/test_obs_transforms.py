@@ -14,9 +14,10 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bushel._src.trajectory.augmentations import augment_image
+from bushel._src.trajectory.obs_transforms import choose_images, over_window
 from bushel.trajectory import obs_transforms
-from bushel.trajectory.augmentations import augment_image
-from bushel.trajectory.obs_transforms import augment, choose_images, decode_and_resize, image_dropout, over_window
+from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout
 
 FOLDER = Path(__file__).parent / "golden" / "frame"
 FRAMES = np.load(FOLDER / "decode_resize.npz")
@@ -108,7 +109,7 @@ def test_a_warning_is_shown_once():
     assert len(caught) == 1
 
 
-def test_sizes_by_name():
+def test_each_camera_gets_the_size_of_its_name():
     obs = {"image_a": jpeg(), "image_b": jpeg(), "depth_a": b""}
     found = decode_and_resize(obs, {"a": (4, 5), "b": [6, 7], "c": (1, 1)}, {"a": (2, 3)})
     assert [found[key].shape for key in obs] == [(4, 5, 3), (6, 7, 3), (2, 3)]
@@ -163,7 +164,7 @@ def test_images_are_changed_differently_and_each_by_its_own_name():
     np.testing.assert_array_equal(augment(one_is_padding, 7, AUGMENT)["image_c"], found["image_c"])
 
 
-def test_a_mapping_by_name():
+def test_each_camera_gets_the_augmentations_of_its_name():
     obs = frame([True] * 3)
     dark = {"augment_order": ["random_brightness"], "random_brightness": [0.5]}
     found = augment(obs, 7, {"b": dark, "unknown": dark})
@@ -329,7 +330,7 @@ def test_compat_is_checked(function):
 def test_importing_loads_no_decoder_and_no_jax():
     program = (
         "import sys\n"
-        "from bushel.trajectory import augmentations, device_augmentations, obs_transforms, pixels\n"
+        "from bushel._src.trajectory import augmentations, device_augmentations, obs_transforms, pixels\n"
         "print(sorted({'PIL', 'jax', 'simplejpeg', 'scipy'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=250)

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from bushel.trajectory import data_utils, goal_relabeling, normalization, task_augmentation, traj_transforms
+from bushel._src.trajectory import normalization
+from bushel.trajectory import data_utils, goal_relabeling, task_augmentation, traj_transforms
 
 ROWS, STEPS = 4, 6
 STATISTICS = {

@@ -5,11 +5,14 @@ import re
 from typing import Any, cast
 
 import numpy as np
-import oxe_data
 import pytest
 import yaml
+from helpers import oxe_data
 from ml_collections import ConfigDict
 
+from bushel._src.trajectory.oxe.registry import PROJECTS, load_tables
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
+from bushel._src.trajectory.standardization_steps import load_standardization
 from bushel.trajectory import (
     DatasetConfig,
     MixtureConfig,
@@ -25,9 +28,6 @@ from bushel.trajectory import (
 )
 from bushel.trajectory.data_utils import filter_eval_datasets, tree_map
 from bushel.trajectory.oxe import crossformer, octo, openvla, xgym
-from bushel.trajectory.oxe.entry_points import PROJECTS, load_tables
-from bushel.trajectory.rlds.reader import RLDSBuilder
-from bushel.trajectory.statements import load_standardization
 
 SMALL = {"frame_transform_kwargs": {"resize_size": (8, 8)}}
 CROSSFORMER_VIEWS = ("primary", "high", "nav", "left_wrist", "right_wrist")
@@ -336,7 +336,7 @@ def test_a_function_of_the_tables_is_imported_by_its_name():
 
 def test_the_tables_of_the_page_are_those_of_the_registry():
     page = oxe_data.PAGE.read_text(encoding="utf-8")
-    assert page == oxe_data.replace_tables(page), "Run `python oxe_data.py` in the folder tests."
+    assert page == oxe_data.replace_tables(page), "Run `python -m helpers.oxe_data` in the folder tests."
 
 
 # Names, and which table they are looked up in.
@@ -526,7 +526,7 @@ def test_empty_instructions_are_masked(tmp_path):
 
 
 @pytest.mark.parametrize(("length", "left"), [(2, 1), (3, 2)])
-def test_short_episodes(length, left, tmp_path):
+def test_bridge_episodes_lose_their_last_step(length, left, tmp_path):
     write_bridge(tmp_path, length)
     assert len(read(tmp_path)[0].flatten()) == 2 * left  # the last step has no successor
 

@@ -3,15 +3,15 @@
 import importlib
 
 import numpy as np
-import oxe_data
 import pytest
+from helpers import oxe_data
 
-from bushel.trajectory.data_utils import flatten_tree, nest_leaves
-from bushel.trajectory.module_spec import ModuleSpec
+from bushel._src.trajectory.config_values import ModuleSpec
+from bushel._src.trajectory.data_utils import flatten_tree, nest_leaves
+from bushel._src.trajectory.oxe.registry import PROJECTS, load_tables
+from bushel._src.trajectory.oxe.special_transforms import follow_hand, zero_action_filter
+from bushel._src.trajectory.standardization_steps import Statements
 from bushel.trajectory.oxe import make_oxe_dataset_kwargs_and_weights
-from bushel.trajectory.oxe.entry_points import PROJECTS, load_tables
-from bushel.trajectory.oxe.special_transforms import follow_hand, zero_action_filter
-from bushel.trajectory.statements import Statements
 
 PAIRS = [
     (data_set, project)

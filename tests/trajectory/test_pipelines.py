@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict, FieldReference
 
+from bushel._src.trajectory.data_utils import flatten_tree
 from bushel.trajectory import (
     ModuleSpec,
     apply_frame_transforms,
@@ -19,7 +20,6 @@ from bushel.trajectory import (
     make_single_dataset,
     write_rlds,
 )
-from bushel.trajectory.data_utils import flatten_tree
 
 
 def episode(length: int, width: int, camera: str) -> dict:

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bushel.base.install import install_command
-from bushel.trajectory.pixels import decode_depth, decode_image, decode_resized, resize_depth_image, resize_image
+from bushel._src.base.late_imports import install_command
+from bushel._src.trajectory.pixels import decode_depth, decode_image, decode_resized, resize_depth_image, resize_image
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "frame" / "decode_resize.npz")
 # Made by TensorFlow 2.15: one small picture, and what `tf.io.decode_image` gave for it.
@@ -233,7 +233,7 @@ def test_print_colours_are_refused():
 def test_a_missing_decoder_is_named_and_not_replaced(missing, data):
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        "from bushel.trajectory.pixels import decode_image\n"
+        "from bushel._src.trajectory.pixels import decode_image\n"
         f"try: decode_image({data!r})\n"
         "except ImportError as error: print(error)"
     )
@@ -313,7 +313,7 @@ def test_one_colour_stays_that_colour(value, height, width, size):
     assert (resize_image(np.full((height, width, 3), value, np.uint8), size) == value).all()
 
 
-def test_the_same_size_is_the_same_image():
+def test_resizing_to_the_same_size_changes_nothing():
     image, depth = picture(9, 12), np.random.default_rng(0).random((9, 12), dtype=np.float32)
     np.testing.assert_array_equal(resize_image(image, [9, 12]), image)
     np.testing.assert_array_equal(resize_depth_image(depth, (9, 12)), depth)

@@ -1,10 +1,12 @@
+"""Quantiles within a budget of memory: exact below it, and with a stated error beyond it."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bushel.trajectory.quantiles import Quantiles
+from bushel._src.trajectory.dataset_statistics import Quantiles
 
 SHARES = [0.0, 0.01, 0.5, 0.99, 1.0]
 SMALL = 1  # byte: the least number of rows is kept
@@ -103,7 +105,7 @@ def test_what_was_added_may_change_afterwards():
     assert made.at(0.5).tolist() == [1]
 
 
-def test_bad_input():
+def test_wrong_input_of_quantiles_is_named():
     with pytest.raises(ValueError, match="no rows to compute quantiles from"):
         Quantiles(2).at(0.5)
     with pytest.raises(ValueError, match="Rows of 3 numbers cannot be added to rows of 2"):

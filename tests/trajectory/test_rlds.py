@@ -16,27 +16,25 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.numpy_versions import STRING_DTYPES
+from helpers.servers import BUCKET, s3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from numpy_versions import STRING_DTYPES
 from PIL import Image
-from servers import BUCKET, s3
 
 from bushel import MapDataset, MultiprocessingOptions
-from bushel.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile
+from bushel._src.sources.protocol_buffers import locate_example
+from bushel._src.sources.tfds import JsonEntry
+from bushel._src.trajectory import encoded_images
+from bushel._src.trajectory.encoded_images import Encoded, RecordParts, read_all
+from bushel._src.trajectory.episode_builder import parse_split
+from bushel._src.trajectory.rlds.dataset_folder import Values, find_folder, parse_features
+from bushel._src.trajectory.rlds.reader import RLDSBuilder, count_stored_steps, index_episodes
+from bushel._src.trajectory.rlds.writer import write_rlds
 from bushel.sources import TFRecordDataSource, decode_image, encode_example
-from bushel.sources.tf_example import locate_example
-from bushel.sources.tfds_json import Entry
 from bushel.testing import same
-from bushel.trajectory import encoded_images
-from bushel.trajectory.encoded_images import Encoded, RecordParts, read_all
-from bushel.trajectory.rlds import RLDSBuilder
-from bushel.trajectory.rlds.dataset_folder import find_folder
-from bushel.trajectory.rlds.episode_index import count_stored_steps, index_episodes
-from bushel.trajectory.rlds.features import Values, parse_features
-from bushel.trajectory.rlds.splits import parse_split
-from bushel.trajectory.rlds.writer import write_rlds
 
 GOLDEN = Path(__file__).parent / "golden"
 QUICK = settings(max_examples=25, deadline=None)
@@ -342,7 +340,7 @@ def test_a_writer_takes_streams_and_replaces_nothing(tmp_path):
         RLDSBuilder("yours", tmp_path)
 
 
-def test_configs(tmp_path):
+def test_a_data_set_with_several_configs_asks_for_one(tmp_path):
     folder = write_rlds({"train": [ones(1)]}, name="mine", data_dir=tmp_path / "made").path
     shutil.copytree(folder, tmp_path / "mine" / "small" / "1.0.0")
     assert find_folder("mine", tmp_path) == find_folder("mine/small", tmp_path) == f"{tmp_path}/mine/small/1.0.0"
@@ -546,14 +544,14 @@ def test_features_that_contradict_the_records(folder):
 
 def test_features_that_are_not_read():
     with pytest.raises(ValueError, match=r"x is not an RLDS data set: .* \(image\). Use bushel.sources.TFDSDataSource"):
-        parse_features(Entry({"featuresDict": {"features": {"image": {}}}}, "features.json"), "x")
+        parse_features(JsonEntry({"featuresDict": {"features": {"image": {}}}}, "features.json"), "x")
     audio = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {}}
     steps = {"sequence": {"feature": {"featuresDict": {"features": {"sound": audio}}}}}
     with pytest.raises(ValueError, match="x: steps/sound is a feature of the kind Audio, which Bushel cannot read"):
-        parse_features(Entry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "x")
+        parse_features(JsonEntry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "x")
     with pytest.raises(ValueError, match=r"has an old form of TFDS that Bushel cannot read. A newer TFDS rewrites it"):
         old = {"type": "tensorflow_datasets.core.features.features_dict.FeaturesDict", "content": {}}
-        parse_features(Entry(old, "features.json"), "x")
+        parse_features(JsonEntry(old, "features.json"), "x")
 
 
 def sequence(feature, length=-1):
@@ -572,7 +570,7 @@ def test_sequences_inside_of_steps():
         "x": number,
     }
     steps = sequence({"featuresDict": {"features": inner}})
-    features = parse_features(Entry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "mine")
+    features = parse_features(JsonEntry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "mine")
     stored = {
         "steps/x": [7, 8, 9],
         "steps/a/ragged_flat_values": [1, 2, 3],
@@ -611,7 +609,7 @@ def test_sequences_inside_of_steps():
 # Handles.
 
 
-def test_handles(folder, monkeypatch):
+def test_an_encoded_image_is_read_when_its_bytes_are_asked_for(folder, monkeypatch):
     episodes = RLDSBuilder("mine", folder).episodes()
     images = episodes[1]["observation"]["image"]
     assert all(isinstance(image, Encoded) for image in images)
@@ -683,7 +681,7 @@ def test_episodes_in_workers(folder):
     json.dumps(episodes.fingerprint())
 
 
-def test_positions(folder):
+def test_episodes_are_found_by_position_and_wrong_ones_are_named(folder):
     episodes = RLDSBuilder("mine", folder).episodes("train[1:]")
     assert len(episodes[-1]["action"]) == 4 and episodes[-1]["_traj_index"].tolist() == [2] * 4
     with pytest.raises(IndexError, match="index 3 is out of range for 3 episodes"):
@@ -716,7 +714,7 @@ def test_progress_is_shown_on_a_terminal_alone(folder, monkeypatch, capsys):
     source, features = RLDSBuilder("mine", folder).episodes().parts.source, RLDSBuilder("mine", folder).features
     index_episodes(source, features, cache_dir=str(folder / "a"))
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("bushel.base.progress.BAR_AFTER_S", 0.0)
+    monkeypatch.setattr("bushel._src.base.progress.BAR_AFTER_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     index_episodes(source, features, cache_dir=str(folder / "b"), progress=False)
     assert capsys.readouterr().err == ""
@@ -727,7 +725,8 @@ def test_progress_is_shown_on_a_terminal_alone(folder, monkeypatch, capsys):
 
 def test_import_is_light():
     code = (
-        "import sys, bushel.trajectory.rlds, bushel.trajectory.rlds.writer, bushel.trajectory.text_processing;"
+        "import sys, bushel._src.trajectory.rlds.reader, bushel._src.trajectory.rlds.writer;"
+        "import bushel.trajectory.text_processing;"
         "print({'jax', 'PIL', 'simplejpeg', 'tokenizers', 'yaml', 'crc32c'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset
+from bushel._src.trajectory.rlds.reader import RLDSBuilder
 from bushel.sources import TFDSDataSource, TFRecordDataSource
 from bushel.testing import same
 from bushel.trajectory import write_rlds
-from bushel.trajectory.rlds import RLDSBuilder
 
 
 def episode(number):

@@ -7,19 +7,19 @@ import pickle
 
 import numpy as np
 import pytest
+from helpers.numpy_versions import STRING_DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy_versions import STRING_DTYPES
 
-from bushel.trajectory import goal_relabeling, task_augmentation, traj_transforms
-from bushel.trajectory.data_utils import flatten_tree
-from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.dataset_transforms import apply_trajectory_transforms
-from bushel.trajectory.episodes import Episodes
-from bushel.trajectory.frame_windows import Windows
-from bushel.trajectory.indexed_draws import Draws, draw_for_numbers
-from bushel.trajectory.joined_samples import join_samples
-from bushel.trajectory.samples import Samples, Transforms
+from bushel._src.trajectory.data_utils import flatten_tree
+from bushel._src.trajectory.dataset_parts import join_samples
+from bushel._src.trajectory.dataset_transforms import apply_trajectory_transforms
+from bushel._src.trajectory.episodes import Episodes
+from bushel._src.trajectory.sample_index import Draws, draw_for_numbers
+from bushel._src.trajectory.samples import Samples, Transforms
+from bushel._src.trajectory.traj_transforms import Windows
+from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
+from bushel.trajectory import task_augmentation, traj_transforms
 
 lengths_of_episodes = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 compats = st.sampled_from([None, "crossformer"])
@@ -125,7 +125,7 @@ def test_rows_are_what_the_trajectory_functions_make(
         expected = traj_transforms.pad_actions_and_proprio(expected, width, width, compat=compat)
         chance = Draws(0, np.arange(length), np.zeros(length, int))
         if relabel:
-            chosen = goal_relabeling.choose_goals(np.arange(length), length, chance.per_sample(0), distance)
+            chosen = traj_transforms.choose_goals(np.arange(length), length, chance.per_sample(0), distance)
             observed = traj_transforms.take(expected["observation"], chosen)
             expected["task"] = traj_transforms_merge(expected["task"], observed)
         expected = traj_transforms.add_head_action_mask(expected, transforms.head_to_dataset)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.dataset import MapDataset
-from bushel.trajectory import TrajectoryDataset, apply_trajectory_transforms, get_dataset_statistics, single_pass
+from bushel._src.datasets.dataset import MapDataset
+from bushel._src.trajectory import single_pass
+from bushel.trajectory import TrajectoryDataset, apply_trajectory_transforms, get_dataset_statistics
 
 LENGTHS = (3, 1, 7, 5, 1, 9)
 KEPT = [0, 2, 3, 5]  # those with more than two steps

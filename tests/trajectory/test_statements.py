@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.trajectory.data_utils import flatten_tree
-from bushel.trajectory.rotations import convert_matrices, convert_quaternions
-from bushel.trajectory.statement_operations import OPERATIONS
-from bushel.trajectory.statements import _FROM_TREE, _STATEMENTS, StatementError, Statements
+from bushel._src.trajectory.data_utils import flatten_tree
+from bushel._src.trajectory.standardization_steps import (
+    _FROM_TREE,
+    _STATEMENTS,
+    OPERATIONS,
+    StatementError,
+    Statements,
+    convert_matrices,
+    convert_quaternions,
+)
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "oxe.md"
 
@@ -43,7 +49,7 @@ def value(expression):
 STATE = "observation|state"
 
 
-def test_expressions():
+def test_each_expression_gives_what_numpy_gives():
     state = trajectory()["observation"]["state"]
     cases = [
         (["cols", STATE, 1, None], state[:, 1:]),
@@ -79,7 +85,7 @@ def test_expressions():
     ]
 
 
-def test_statements():
+def test_each_statement_changes_the_trajectory_as_it_says():
     ours = run(["set", "observation|image", "action"])  # a subtree that stood there is gone
     assert ours["observation"]["image"] is not trajectory()["observation"]["image"]
     np.testing.assert_array_equal(ours["observation"]["image"], trajectory()["action"])

@@ -1,3 +1,5 @@
+"""Statistics of data sets: those of the original, merged, the same in every order of reading."""
+
 import functools
 import json
 import logging
@@ -6,15 +8,16 @@ import sys
 
 import numpy as np
 import pytest
-from golden_data import restructured, statistics, text
+from helpers.golden_trajectories import restructured, statistics, text
+from helpers.processes import workers
+from helpers.waiting import wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from watching import wait_until, workers
 
 import bushel
-from bushel.trajectory.module_spec import ModuleSpec
-from bushel.trajectory.statistics import (
+from bushel._src.trajectory.config_values import ModuleSpec
+from bushel._src.trajectory.dataset_statistics import (
     Statistics,
     code_of,
     get_dataset_statistics,
@@ -190,7 +193,7 @@ def test_an_error_leaves_no_worker_behind():
     assert error.traceback  # which keeps all that was open alive
 
 
-def test_other_shapes():
+def test_statistics_of_chunks_scalars_and_empty_trajectories():
     chunks = [{"action": np.arange(12.0).reshape(2, 3, 2)}]
     assert np.shape(get_dataset_statistics(chunks, [], ["chunks"])["action"]["mean"]) == (3, 2)
     scalar = [{"observation": {"gripper": np.arange(4.0)}, "action": np.zeros((4, 1))}]
@@ -296,7 +299,7 @@ def test_without_a_folder_and_with_a_url(tmp_path):
     assert len(list(originals.glob("*.json"))) == 1
 
 
-def test_files(tmp_path):
+def test_statistics_come_back_from_files(tmp_path):
     stats = {"action": {"mean": np.array([1.5]), "std": np.float32(2), "mask": np.array([True])}, "num_transitions": 3}
     save_statistics(tmp_path / "new" / "s.json", stats)
     assert load_statistics(tmp_path / "new" / "s.json") == {
@@ -326,7 +329,7 @@ def test_the_code_of_a_function():
 def test_progress_is_told_to_a_terminal_only(monkeypatch, capsys):
     get_dataset_statistics(ONE, [], ["a"])
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("bushel.base.progress.BAR_AFTER_S", 0.0)
+    monkeypatch.setattr("bushel._src.base.progress.BAR_AFTER_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     get_dataset_statistics(ONE, [], ["b"])
     assert "1/1" in capsys.readouterr().err

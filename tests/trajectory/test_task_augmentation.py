@@ -1,12 +1,14 @@
+"""Goals and instructions that are deleted or rephrased: the outputs of the original, and where texts come from."""
+
 import json
 import pickle
 
 import numpy as np
 import pytest
-from golden_data import assert_same_tree, manifest, tree
+from helpers.golden_trajectories import assert_same_tree, manifest, tree
+from helpers.numpy_versions import STRING_DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy_versions import STRING_DTYPES
 
 from bushel.trajectory import get_dataset, write_rlds
 from bushel.trajectory.task_augmentation import (
@@ -264,7 +266,7 @@ def test_instructions_are_bytes_rephrased_or_not(kind):
         assert set(language(rephrase_instruction(traj, PARAPHRASES, probability, rng=0))) == wanted
 
 
-def test_full_stops():
+def test_a_full_stop_at_the_end_is_left_out_of_a_rephrasing():
     assert Rephraser(PARAPHRASES).forms(b"open it.") == [b"open it.", b"unlock it"]
     assert Rephraser(PARAPHRASES, "crossformer").forms(b"open it.") == [b"open it", b"", b"unlock it", b""]
     assert Rephraser(PARAPHRASES, "crossformer").forms(b"a.b") == [b"a", b"b"]
@@ -278,7 +280,7 @@ def test_rows_of_several_episodes():
     assert rows.tolist() == [b"lift", b"lift", b"", b"wave"]
 
 
-def test_both_at_once_draw_one_after_the_other():
+def test_two_augmentations_of_tasks_draw_one_after_the_other():
     traj = conditioned(["lift"] * 9, ["I"] * 9, [""] * 9)
     rng = np.random.default_rng(5)
     by_hand = delete_task_conditioning(rephrase_instruction(traj, PARAPHRASES, 0.9, rng=rng), 0.5, rng=rng)

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 @settings(deadline=None, max_examples=50)
 @given(texts=TEXTS, length=st.integers(2, 16))
-def test_tokens(folder, texts, length):
+def test_texts_become_tokens_of_the_vocabulary(folder, texts, length):
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     found = HFTokenizer(str(folder), SETTINGS | {"max_length": length}).encode(texts)
     assert found.keys() == {"input_ids", "attention_mask"}
@@ -69,7 +69,7 @@ def test_tokens_are_those_of_transformers(folder, texts, length, padding, specia
     assert all(same(found[name], wanted[name].astype(np.int64)) for name in found)
 
 
-def test_paddings(folder):
+def test_texts_are_padded_as_the_options_say(folder):
     texts = ["pick", "pick up the red block"]
     longest = HFTokenizer(str(folder), {"padding": "longest"}).encode(texts)
     assert longest["attention_mask"].sum(axis=1).tolist() == [2, 6] and longest["input_ids"].shape == (2, 6)
@@ -105,7 +105,7 @@ def test_a_single_text_is_a_batch_of_one(folder):
             assert same(processor.encode(text), processor.encode([text]))
 
 
-def test_batches(folder):
+def test_only_the_instructions_of_a_batch_become_tokens(folder):
     texts = np.array([b"pick", "à".encode(), b""], object)
     batch = {"task": {"language_instruction": texts, "image": np.ones(3)}, "action": np.ones(3), "dataset_name": texts}
     tokenizer = HFTokenizer(str(folder), SETTINGS)
@@ -134,7 +134,7 @@ def test_settings_that_are_refused(folder, arguments, error, sentence):
         HFTokenizer(str(folder), arguments)
 
 
-def test_what_is_not_there(folder, tmp_path):
+def test_what_a_tokenizer_lacks_is_named_with_a_way_out(folder, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"cannot be loaded: .*Pass a tokenizer.json, a folder that holds one"):
         HFTokenizer(str(tmp_path))
@@ -149,7 +149,7 @@ def test_what_is_not_there(folder, tmp_path):
                 kind(**arguments)
 
 
-def test_flax_models(folder):
+def test_tokens_are_embedded_by_models_of_flax(folder):
     try:
         from transformers import FlaxAutoModel  # pyright: ignore[reportMissingImports]
     except ImportError:

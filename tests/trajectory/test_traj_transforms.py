@@ -1,18 +1,20 @@
+"""Functions of whole trajectories, such as windows, masks and padding: the outputs of the original, and their laws."""
+
 import collections
 import copy
 
 import numpy as np
 import pytest
-from golden_data import arrays, assert_same_tree, manifest, restructured, statistics, text, tree
+from helpers.golden_trajectories import arrays, assert_same_tree, manifest, restructured, statistics, text, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bushel._src.trajectory.normalization import normalize_action_and_proprio
+from bushel._src.trajectory.traj_transforms import choose_steps
 from bushel.trajectory import goal_relabeling, task_augmentation
-from bushel.trajectory.normalization import normalize_action_and_proprio
 from bushel.trajectory.traj_transforms import (
     add_head_action_mask,
     add_pad_mask_dict,
-    choose_steps,
     chunk_act_obs,
     pad_actions_and_proprio,
     subsample,
@@ -102,7 +104,7 @@ def test_a_mask_of_steps_for_actions_in_chunks():
 
 
 @pytest.mark.parametrize("compat", [None, "crossformer"])
-def test_no_steps_at_all(compat):
+def test_chunks_of_a_trajectory_without_steps_are_empty(compat):
     made = chunk_act_obs(goal_relabeling.uniform(numbered(0)), 2, 3, compat=compat)
     assert made["action"].shape == (0, 2, 3, 2) and made["observation"]["timestep"].shape == (0, 2)
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from helpers.lerobot_folders import picture, read_row, write_video
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lerobot_folders import picture, read_row, write_video
 
-from bushel.base.errors import DamagedFile
-from bushel.sources import file_access
-from bushel.trajectory.video import decoding, mp4_index, packet_table
-from bushel.trajectory.video.packet_table import PacketTables, read_packet_table
-from bushel.trajectory.video.video_files import VideoFiles
+from bushel._src.base.errors import DamagedFile
+from bushel._src.sources import file_access
+from bushel._src.trajectory import video_files, video_packets
+from bushel._src.trajectory.video_files import VideoFiles
+from bushel._src.trajectory.video_packets import PacketTables, read_packet_table
 
 SIZE, COUNT, FPS = (48, 64), 31, 10
 KINDS = {
@@ -67,7 +67,7 @@ def test_each_frame_alone_and_all_at_once_equal_the_container(videos, kind):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mpeg4"])
 def test_the_index_of_an_mp4_file_equals_that_of_the_demuxer(videos, kind):
     file = file_access.open_file(videos[kind])
-    ours, theirs = mp4_index.read_index(file), packet_table.demux(file)
+    ours, theirs = video_packets.read_index(file), video_packets.demux(file)
     assert (ours.codec, ours.extradata, ours.height, ours.width) == (theirs.codec, theirs.extradata, *SIZE)
     np.testing.assert_array_equal(ours.times / ours.timescale, theirs.times / theirs.timescale)
     for name in ("offsets", "sizes", "is_key"):
@@ -101,8 +101,8 @@ def test_a_sound_track_between_the_pictures_is_not_read(tmp_path, monkeypatch):
 
 
 def test_a_codec_or_container_that_our_index_does_not_know_is_read_by_the_demuxer(videos):
-    with pytest.raises(mp4_index.NotUnderstood):
-        mp4_index.read_index(file_access.open_file(videos["mpeg4"]))
+    with pytest.raises(video_packets.NotUnderstood):
+        video_packets.read_index(file_access.open_file(videos["mpeg4"]))
     assert len(read_packet_table(file_access.open_file(videos["mpeg4"]))) == COUNT
 
 
@@ -131,8 +131,8 @@ def by_container_cached(path):
 def test_a_frame_that_is_asked_for_twice_is_decoded_once(videos, monkeypatch):
     files = opened(videos["h264"])
     asked = []
-    plan = decoding._plan_runs
-    monkeypatch.setattr(decoding, "_plan_runs", lambda *given: asked.append(plan(*given)) or asked[-1])
+    plan = video_files._plan_runs
+    monkeypatch.setattr(video_files, "_plan_runs", lambda *given: asked.append(plan(*given)) or asked[-1])
     images = files.read([0] * 6, [5, 4, 5, 20, 4, 5])
     assert [read_row(image) for image in images] == [5, 4, 5, 20, 4, 5]
     assert asked == [[(0, 2, 4, 6), (2, 3, 20, 21)]]  # two runs: packets 4 and 5, and packet 20
@@ -158,7 +158,7 @@ def test_threads_share_decoders_without_meeting(videos):
     for thread in threads:
         thread.join()
     assert not wrong
-    assert 1 <= len(decoding._pools[files.tables.streams[0]]._idle) <= 4
+    assert 1 <= len(video_files._pools[files.tables.streams[0]]._idle) <= 4
 
 
 def _read_in_child(files, connection):
@@ -276,12 +276,12 @@ def test_a_video_that_claims_to_be_huge_is_refused_before_it_is_decoded(videos, 
 
 def test_idle_decoders_stay_within_their_budget(tmp_path):
     paths = []
-    for number in range(decoding._STREAMS + 2):
+    for number in range(video_files._STREAMS + 2):
         path = tmp_path / f"{number}.mp4"
         size = (48, 64 + 16 * number)
         write_video(path, [picture(row, size) for row in range(3)], FPS)
         paths.append(str(path))
     files = opened(*paths)
     files.read(range(len(paths)), [1] * len(paths))
-    assert len(decoding._pools) == decoding._STREAMS
+    assert len(video_files._pools) == video_files._STREAMS
     files.read(range(len(paths)), [2] * len(paths))

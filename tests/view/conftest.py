@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from viewing import PATIENCE_MS, open_chromium
+from helpers.browser import PATIENCE_MS, open_chromium
 
 import bushel
-from bushel.view.handle import View
-from bushel.view.session import Session
+from bushel._src.view.session import Session
+from bushel._src.view.show_page import View
 
 
 @pytest.fixture(scope="module")

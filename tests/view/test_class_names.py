@@ -10,12 +10,11 @@ from PIL import Image
 
 import bushel
 from bushel import MapDataset
-from bushel.display import describe_element
-from bushel.view.class_names import ClassNames, list_names
-from bushel.view.panels import elements as panel
-from bushel.view.queries import Query
-from bushel.view.session import Session
-from bushel.view.targets import open_session
+from bushel._src.display.describe import describe_element
+from bushel._src.view.panels import elements as panel
+from bushel._src.view.panels.elements import ClassNames, list_names
+from bushel._src.view.session import Query, Session
+from bushel._src.view.targets import open_session
 
 NAMES = ["cat", "dog", "owl"]
 LABELS = [2, 0, 1, 1, 0, 2, 2, 1]
@@ -114,7 +113,7 @@ def test_parquet_files_of_hugging_face(tmp_path):
     assert draw(session, 2)["label"]["classes"] == ["1 · dog"] and "classes" not in draw(session, 2)["x"]
 
 
-def test_tfds_folders(tmp_path):
+def test_class_names_of_tfds_folders_are_shown(tmp_path):
     zipfile.ZipFile(Path(__file__).parents[1] / "data" / "tfds_mine.zip").extractall(tmp_path)
     source = bushel.sources.TFDSDataSource(tmp_path, split="train")
     assert list_names(source) == {}
@@ -125,7 +124,7 @@ def test_tfds_folders(tmp_path):
     assert draw(session, 3)["label"]["classes"] == [f"{label} · class {label}"]
 
 
-def test_folders_of_images(tmp_path):
+def test_folders_of_images_have_their_names_as_classes(tmp_path):
     for name in ("cat/a.png", "dog/b.png", "dog/c.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new("RGB", (9, 9)).save(tmp_path / name)

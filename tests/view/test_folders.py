@@ -7,21 +7,21 @@ import pytest
 from PIL import Image
 
 from bushel import MapDataset, sources
-from bushel.base.errors import UnknownFormat
-from bushel.inspection import inspect_target
-from bushel.sources import file_formats
-from bushel.sources.folder_files import ArrayFiles
-from bushel.sources.record_writers import ArrayRecordWriter, BagWriter, TFRecordWriter
-from bushel.view.paths import open_path
+from bushel._src.base.errors import UnknownFormat
+from bushel._src.inspection.inspector import inspect_target
+from bushel._src.sources import source_by_path
+from bushel._src.sources.record_writers import ArrayRecordWriter, BagWriter, TFRecordWriter
+from bushel._src.sources.source_by_path import ArrayFiles
+from bushel._src.view.targets import open_path
 
 COUNT = 5
-ENDINGS = file_formats.list_endings()
+ENDINGS = source_by_path.list_endings()
 
 
 def write_file(path: str) -> None:
     """A file, or a folder such as "x.zarr", with COUNT records in the format of its ending."""
     numbers = np.arange(COUNT)
-    found = file_formats.find_format(path)
+    found = source_by_path.find_format(path)
     assert found is not None
     if found.name in ("ArrayRecord", "TFRecord", "Bagz"):
         kind = {"ArrayRecord": ArrayRecordWriter, "TFRecord": TFRecordWriter, "Bagz": BagWriter}[found.name]

@@ -4,21 +4,20 @@ import itertools
 import json
 
 import numpy as np
+from helpers.recipes import build
+from helpers.reordering_pipelines import moved
+from helpers.strategies import map_recipes, stream_recipes
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from moving import moved
-from recipes import build
-from strategies import map_recipes, stream_recipes
 
 import bushel
-from bushel.base import trees
-from bushel.display import describe_element
-from bushel.view.panels import load
-from bushel.view.queries import Query
-from bushel.view.server import answer, to_json
-from bushel.view.session import Session
-from bushel.view.targets import open_session
-from bushel.view.tracing import trace
+from bushel._src.base import trees
+from bushel._src.display.describe import describe_element
+from bushel._src.view.panels import load
+from bushel._src.view.panels.origin import trace
+from bushel._src.view.server import answer, to_json
+from bushel._src.view.session import Query, Session
+from bushel._src.view.targets import open_session
 
 FEW = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -5,26 +5,37 @@ import itertools
 
 import numpy as np
 import pytest
+from helpers.recipes import build
+from helpers.strategies import map_recipes, stream_recipes
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
-from recipes import build
-from strategies import map_recipes, stream_recipes
 
 import bushel
 from bushel import IterDataset, MapDataset
-from bushel.base_dataset import wrap
+from bushel._src.datasets.base_dataset import wrap
+from bushel._src.inspection.statistics import EntryStatistics, measure_elements
+from bushel._src.view.output_records import (
+    NotTraceable,
+    count_records,
+    first_outputs,
+    map_positions,
+    measure_order,
+    measure_shares,
+    trace_outputs,
+)
+from bushel._src.view.padding import (
+    PaddingCounter,
+    describe_buckets,
+    describe_packing,
+    list_leaves,
+    measure_packing,
+    watch_padding,
+)
+from bushel._src.view.panels import order as panel
+from bushel._src.view.server import to_json
+from bushel._src.view.session import BadQuery, Query, Session
 from bushel.experimental import FirstFitPackIterDataset, batch_and_pad
-from bushel.inspection.statistics import EntryStatistics, measure_elements
 from bushel.transforms import DatasetSelectionMap
-from bushel.view.mixture import measure_shares
-from bushel.view.output_records import NotTraceable, count_records, first_outputs, trace_outputs
-from bushel.view.packing import describe_buckets, describe_packing, measure_packing
-from bushel.view.padding import PaddingCounter, list_leaves, watch_padding
-from bushel.view.panels import order as panel
-from bushel.view.queries import BadQuery, Query
-from bushel.view.server import to_json
-from bushel.view.session import Session
-from bushel.view.shuffling import map_positions, measure_order
 
 
 def part(number, length=40):
@@ -297,7 +308,7 @@ def test_packers_of_streams_are_measured_by_reading():
     assert feature["tokens"] == sum(int((row > 0).sum()) for row in rows) and feature["rows"] == 10
 
 
-def test_buckets():
+def test_buckets_are_described_with_their_elements():
     ds = sequences().bucket(LENGTHS, [20, 40, 60], [4, 2, 1], seed=0)
     (buckets,) = describe_buckets(ds._node)
     assert buckets.elements == [

@@ -7,13 +7,13 @@ import time
 
 import numpy as np
 import pytest
-from golden_data import GOLDEN
+from helpers.golden_trajectories import GOLDEN
 from PIL import Image
 
 import bushel
 from bushel import MapDataset
-from bushel.view.session import Session
-from bushel.view.targets import open_session
+from bushel._src.view.session import Session
+from bushel._src.view.targets import open_session
 
 COLOR = (200, 30, 90)
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from known_robots import LENGTHS, actions, keys, state, steps, write_all_formats, write_robot
+from helpers.traceable_robots import LENGTHS, actions, keys, state, steps, write_all_formats, write_robot
 
 from bushel import MapDataset
+from bushel._src.view.episode_lookup import find_place
 from bushel.trajectory import (
     Episodes,
     LeRobotSource,
@@ -14,7 +15,6 @@ from bushel.trajectory import (
     open_episodes,
     window_frames,
 )
-from bushel.view.places import find_place
 
 NAMES = ("arm", "gripper")
 

@@ -5,10 +5,15 @@ import re
 
 import numpy as np
 import pytest
-from known_robots import LENGTHS, WORDS, keys, write_all_formats, write_robot
-from lerobot_folders import write_dataset
+from helpers.lerobot_folders import write_dataset
+from helpers.traceable_robots import LENGTHS, WORDS, keys, write_all_formats, write_robot
 
 from bushel import MapDataset, sources
+from bushel._src.view.episode_lookup import EpisodeLists, find_place
+from bushel._src.view.panels import describe_session
+from bushel._src.view.panels import robots as panel
+from bushel._src.view.robot_elements import JointNames
+from bushel._src.view.session import Query, Session
 from bushel.trajectory import (
     LeRobotSource,
     TrajectoryDataset,
@@ -16,13 +21,6 @@ from bushel.trajectory import (
     make_interleaved_dataset,
     open_episodes,
 )
-from bushel.view.episode_lists import EpisodeLists
-from bushel.view.joint_names import JointNames
-from bushel.view.panels import describe_session
-from bushel.view.panels import robots as panel
-from bushel.view.places import find_place
-from bushel.view.queries import Query
-from bushel.view.session import Session
 
 JOINTS = ["shoulder", "gripper"]
 STATES = ["robot", "episode", "step"]

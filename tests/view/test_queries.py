@@ -2,11 +2,11 @@
 
 import pytest
 
-from bushel.view.queries import BadQuery, Query
+from bushel._src.view.session import BadQuery, Query
 
 
 @pytest.mark.parametrize("text", ["2", "7"])
-def test_both_limits_are_allowed(text):
+def test_the_lower_and_the_upper_limit_of_a_query_are_allowed(text):
     assert Query({"n": text}).integer("n", low=2, high=7) == int(text)
 
 

@@ -6,11 +6,23 @@ import sys
 
 import numpy as np
 import pytest
-from known_robots import LENGTHS, SIZE, WORDS, actions, frame, keys, state, steps, write_all_formats, write_robot
+from helpers.traceable_robots import (
+    LENGTHS,
+    SIZE,
+    WORDS,
+    actions,
+    frame,
+    keys,
+    state,
+    steps,
+    write_all_formats,
+    write_robot,
+)
 from PIL import Image
 
 import bushel
-from bushel import MapDataset, cli
+from bushel import MapDataset
+from bushel._src import cli
 from bushel.trajectory import TrajectoryDataset, make_interleaved_dataset, open_episodes
 from bushel.view import to_rerun
 
@@ -147,14 +159,14 @@ def test_a_file_appears_only_when_it_is_complete(tmp_path):
     assert path.read_text() == "mine"
 
 
-def test_the_command(tmp_path, capsys, monkeypatch):
+def test_the_command_view_writes_a_rerun_file(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "robot_script.py").write_text(
-        "import known_robots\n"
+        "from helpers import traceable_robots\n"
         "from bushel.trajectory import TrajectoryDataset\n"
         "def make():\n"
-        "    return TrajectoryDataset.from_trajectories([known_robots.steps(0, e, 3) for e in range(4)]).dataset\n"
+        "    return TrajectoryDataset.from_trajectories([traceable_robots.steps(0, e, 3) for e in range(4)]).dataset\n"
     )
     assert cli.main(["view", "robot_script.py:make", "--rerun", "out.rrd", "--limit", "2", "--index", "1"]) == 0
     assert "2 elements in out.rrd" in capsys.readouterr().out

@@ -8,16 +8,15 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from known_robots import LENGTHS, SIZE, WORDS, actions, frame, keys, state, write_all_formats, write_robot
+from helpers.traceable_robots import LENGTHS, SIZE, WORDS, actions, frame, keys, state, write_all_formats, write_robot
 from PIL import Image
 
 from bushel import MapDataset
+from bushel._src.view.panels import robots as panel
+from bushel._src.view.server import to_json
+from bushel._src.view.session import BadQuery, Query, Session
+from bushel._src.view.targets import open_session
 from bushel.trajectory import LeRobotSource, make_interleaved_dataset, open_episodes
-from bushel.view.panels import robots as panel
-from bushel.view.queries import BadQuery, Query
-from bushel.view.server import to_json
-from bushel.view.session import Session
-from bushel.view.targets import open_session
 
 HORIZON = 4
 
@@ -154,7 +153,7 @@ def test_a_path_opens_each_format(formats, kind):
 
 
 @pytest.mark.parametrize("float_images", [False, True])
-def test_rows_of_lerobot(formats, float_images):
+def test_a_row_of_lerobot_is_shown_with_its_window_of_frames(formats, float_images):
     name, folder = formats["lerobot"]
     windows = {"observation.images.front": [-0.1, 0.0], "action": [0.0, 0.1, 0.2]}
     source = LeRobotSource(f"{folder}/{name}", delta_timestamps=windows, float_images=float_images)

@@ -8,15 +8,14 @@ import re
 import weakref
 
 import pytest
-from viewing import run_training
+from helpers.browser import run_training
 
 import bushel
-from bushel.graph.streams import Elements
-from bushel.running import History
-from bushel.view import panels
-from bushel.view.attachment import Attachment
-from bushel.view.own_process import NothingRuns, find_iterator, open_unlisted
-from bushel.view.session import Session
+from bushel._src.graph.streams import Elements
+from bushel._src.reporting.report_server import History
+from bushel._src.view import panels
+from bushel._src.view.attachment import Attachment, NothingRuns, find_iterator, open_unlisted
+from bushel._src.view.session import Session
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 import bushel
 from bushel import MapDataset
-from bushel.view.server import PAGE
+from bushel._src.view.server import PAGE
 
 
 @pytest.fixture(scope="module")

@@ -8,21 +8,20 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from golden_data import GOLDEN
-from lerobot_folders import write_dataset
-from robots import mixture, prepared
+from helpers.golden_trajectories import GOLDEN
+from helpers.lerobot_folders import write_dataset
+from helpers.robots import mixture, prepared
 
 import bushel
 from bushel import DataLoader, IterDataset, MapDataset, MultiprocessingOptions
-from bushel.display.tokens import describe_tokens
+from bushel._src.display.describe import describe_tokens
+from bushel._src.view import session as stream_reader
+from bushel._src.view.panels import elements
+from bushel._src.view.session import BadQuery, Query, Session
+from bushel._src.view.targets import open_session
 from bushel.samplers import IndexSampler
 from bushel.trajectory import get_dataloader
 from bushel.transforms import Batch
-from bushel.view import stream_reader
-from bushel.view.panels import elements
-from bushel.view.queries import BadQuery, Query
-from bushel.view.session import Session
-from bushel.view.targets import open_session
 
 
 class Counted:
@@ -228,7 +227,7 @@ def test_a_tokenizer_from_its_file(tmp_path):
 
 
 def test_no_worker_processes_are_started(monkeypatch):
-    started = "bushel.engine.processes.executor.Processes.__init__"
+    started = "bushel._src.engine.processes.executor.Processes.__init__"
     monkeypatch.setattr(started, lambda *a, **k: pytest.fail("a worker started"))
     stream = MapDataset.range(10).map(lambda x: x + 1).to_iter_dataset().mp_prefetch(MultiprocessingOptions(2))
     assert Session(stream).read(-1, 5).element == 6
@@ -353,7 +352,7 @@ def test_python_objects_by_name(tmp_path, monkeypatch):
             open_session(target)
 
 
-def test_files_and_folders(tmp_path):
+def test_a_session_opens_files_and_folders(tmp_path):
     MapDataset.range(5).map(lambda x: {"x": np.full(2, x)}).save(tmp_path / "saved", format="bagz")
     assert open_session(tmp_path / "saved").read(-1, 3).element["x"].tolist() == [3, 3]
     (tmp_path / "lines.txt").write_text("one\ntwo\n")

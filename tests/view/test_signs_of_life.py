@@ -10,8 +10,8 @@ import pytest
 
 import bushel
 from bushel import MapDataset
-from bushel.view.activity import Activity, list_codes
-from bushel.view.session import Session
+from bushel._src.view.server import RequestActivity, list_codes
+from bushel._src.view.session import Session
 
 
 class Gate:
@@ -138,7 +138,7 @@ def test_activity_names_the_step_of_each_request():
     gate = Gate()
     ds, _ = make_waiting(gate, lambda x: True)
     session = Session(ds)
-    activity = Activity(session)
+    activity = RequestActivity(session)
 
     def answer():
         with activity.watch("mine"):

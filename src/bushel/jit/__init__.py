@@ -8,17 +8,9 @@
 10
 """
 
-from bushel.base.install import install_command as _install_command
-
-try:
-    import jax as _jax  # noqa: F401
-except ImportError as error:
-    raise ImportError(f"bushel.jit needs JAX: {_install_command('jax')}") from error
-
-from bushel.jit import cereal, datasets
-from bushel.jit.array_source import ArraySource, mix
-from bushel.jit.chunk_loader import Chunk, ChunkLoader
-from bushel.jit.common_transforms import (
+from bushel._src.jit.array_source import ArraySource, ShardedSource, Window, WindowSource, mix
+from bushel._src.jit.chunk_loader import Chunk, ChunkLoader
+from bushel._src.jit.common_transforms import (
     BatchTransform,
     FlattenImageTransform,
     FlattenTransform,
@@ -29,10 +21,10 @@ from bushel.jit.common_transforms import (
     TimeSeriesBatchTransform,
     masked_mean,
 )
-from bushel.jit.compiled_loader import DataLoader, LoaderIterator, LoaderState
-from bushel.jit.gymnax_source import GymnaxSource, GymnaxSourceState
-from bushel.jit.host_callbacks import DiskSource, HostCallbackTransform
-from bushel.jit.image_augmentation import (
+from bushel._src.jit.compiled_loader import CompiledIterator, DataLoader, LoaderState
+from bushel._src.jit.gymnax_source import GymnaxSource, GymnaxSourceState
+from bushel._src.jit.host_callbacks import DiskSource, HostCallbackTransform
+from bushel._src.jit.image_augmentation import (
     ColorJitterTransform,
     CutMixTransform,
     CutoutTransform,
@@ -40,12 +32,18 @@ from bushel.jit.image_augmentation import (
     RandomCropTransform,
     RandomFlipTransform,
 )
-from bushel.jit.prioritised_buffer import PrioritisedBuffer, PriorityState
-from bushel.jit.replay_buffer import BufferTransform, ReplayBuffer, ReplayState
-from bushel.jit.sharded_source import ShardedSource
-from bushel.jit.source import IndexedState, Source
-from bushel.jit.trajectory_buffer import TrajectoryBuffer, TrajectoryState, n_step_return
-from bushel.jit.window_source import Window, WindowSource
+from bushel._src.jit.replay_buffer import (
+    BufferTransform,
+    PrioritisedBuffer,
+    PriorityState,
+    ReplayBuffer,
+    ReplayState,
+    TrajectoryBuffer,
+    TrajectoryState,
+    n_step_return,
+)
+from bushel._src.jit.source import IndexedState, Source
+from bushel.jit import cereal, datasets
 
 __all__ = [
     "ArraySource",
@@ -54,6 +52,7 @@ __all__ = [
     "Chunk",
     "ChunkLoader",
     "ColorJitterTransform",
+    "CompiledIterator",
     "CutMixTransform",
     "CutoutTransform",
     "DataLoader",
@@ -64,7 +63,6 @@ __all__ = [
     "GymnaxSourceState",
     "HostCallbackTransform",
     "IndexedState",
-    "LoaderIterator",
     "LoaderState",
     "MapTransform",
     "MixupTransform",

@@ -1,37 +1,55 @@
 """What Grain keeps under `grain.python`, its older front door."""
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
-from bushel import checkpoint, experimental
-from bushel.base.config import config
-from bushel.base.options import MultiprocessingOptions, ReadOptions
-from bushel.base.records import Record, RecordMetadata
-from bushel.base.transforms import (
-    Batch,
-    DatasetSelectionMap,
-    Transformation,
-    Transformations,
-)
-from bushel.base.transforms import Filter as FilterTransform
-from bushel.base.transforms import Map as MapTransform
-from bushel.base.transforms import MapWithIndex as MapWithIndexTransform
-from bushel.base.transforms import RandomMap as RandomMapTransform
-from bushel.checkpoint import CheckpointHandler as PyGrainCheckpointHandler
-from bushel.constants import DATASET_INDEX, EPOCH, INDEX, META_FEATURES, RECORD, RECORD_KEY, SEED
-from bushel.data_loader import DataLoader, load
-from bushel.data_loader import DataLoaderIterator as PyGrainDatasetIterator
-from bushel.dataset import IterDataset, MapDataset
-from bushel.graph.legacy import BatchOperation, FilterOperation, MapOperation, Operation, RandomMapOperation
-from bushel.iterator import DatasetIterator
-from bushel.multiprocessing import SharedMemoryArray
-from bushel.samplers import IndexSampler, Sampler, SequentialSampler
-from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
-from bushel.sources import ArrayRecordDataSource, RandomAccessDataSource, RangeDataSource
-from bushel.sources import SharedMemoryDataSource as InMemoryDataSource
+from bushel._src.base.doors import open_door as _open_door
 
-if TYPE_CHECKING:
-    from bushel.orbax import CheckpointRestore as PyGrainCheckpointRestore
-    from bushel.orbax import CheckpointSave as PyGrainCheckpointSave
+if _typing.TYPE_CHECKING:
+    from bushel import experimental
+    from bushel._src.base.grain_names import config
+    from bushel._src.base.options import (
+        MultiprocessingOptions,
+        NoSharding,
+        ReadOptions,
+        ShardByJaxProcess,
+        ShardOptions,
+    )
+    from bushel._src.base.records import (
+        DATASET_INDEX,
+        EPOCH,
+        INDEX,
+        META_FEATURES,
+        RECORD,
+        RECORD_KEY,
+        SEED,
+        Record,
+        RecordMetadata,
+    )
+    from bushel._src.base.transforms import Batch, DatasetSelectionMap, Transformation, Transformations
+    from bushel._src.base.transforms import Filter as FilterTransform
+    from bushel._src.base.transforms import Map as MapTransform
+    from bushel._src.base.transforms import MapWithIndex as MapWithIndexTransform
+    from bushel._src.base.transforms import RandomMap as RandomMapTransform
+    from bushel._src.datasets.dataset import IterDataset, MapDataset
+    from bushel._src.datasets.iterator import DatasetIterator
+    from bushel._src.datasets.shared_arrays import SharedMemoryArray
+    from bushel._src.graph.loader_ops import (
+        BatchOperation,
+        FilterOperation,
+        MapOperation,
+        Operation,
+        RandomMapOperation,
+    )
+    from bushel._src.graph.samplers import IndexSampler, Sampler, SequentialSampler
+    from bushel._src.loaders.data_loader import DataLoader, load
+    from bushel._src.loaders.data_loader import DataLoaderIterator as PyGrainDatasetIterator
+    from bushel._src.loaders.orbax import CheckpointRestore as PyGrainCheckpointRestore
+    from bushel._src.loaders.orbax import CheckpointSave as PyGrainCheckpointSave
+    from bushel._src.sources.array_record import ArrayRecordDataSource
+    from bushel._src.sources.memory_sources import RangeDataSource
+    from bushel._src.sources.memory_sources import SharedMemoryDataSource as InMemoryDataSource
+    from bushel._src.sources.protocol import RandomAccessDataSource
+    from bushel._src.state.checkpoint_files import CheckpointHandler as PyGrainCheckpointHandler
 
 __all__ = [
     "ArrayRecordDataSource",
@@ -82,8 +100,26 @@ __all__ = [
     "load",
 ]
 
+_MODULES = {
+    "base.grain_names": "config",
+    "base.options": "MultiprocessingOptions NoSharding ReadOptions ShardByJaxProcess ShardOptions",
+    "base.records": "DATASET_INDEX EPOCH INDEX META_FEATURES RECORD Record RECORD_KEY RecordMetadata SEED",
+    "base.transforms": (
+        "Batch DatasetSelectionMap Filter=FilterTransform Map=MapTransform MapWithIndex=MapWithIndexTransform "
+        "RandomMap=RandomMapTransform Transformation Transformations"
+    ),
+    "datasets.dataset": "IterDataset MapDataset",
+    "datasets.iterator": "DatasetIterator",
+    "datasets.shared_arrays": "SharedMemoryArray",
+    "graph.loader_ops": "BatchOperation FilterOperation MapOperation Operation RandomMapOperation",
+    "graph.samplers": "IndexSampler Sampler SequentialSampler",
+    "loaders.data_loader": "DataLoader DataLoaderIterator=PyGrainDatasetIterator load",
+    "loaders.orbax": "CheckpointRestore=PyGrainCheckpointRestore CheckpointSave=PyGrainCheckpointSave",
+    "sources.array_record": "ArrayRecordDataSource",
+    "sources.memory_sources": "RangeDataSource SharedMemoryDataSource=InMemoryDataSource",
+    "sources.protocol": "RandomAccessDataSource",
+    "state.checkpoint_files": "CheckpointHandler=PyGrainCheckpointHandler",
+}
 
-def __getattr__(name: str) -> Any:
-    if name in ("PyGrainCheckpointRestore", "PyGrainCheckpointSave"):
-        return getattr(checkpoint, name.removeprefix("PyGrain"))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not _typing.TYPE_CHECKING:  # so that a type checker reports missing names
+    __getattr__, __dir__ = _open_door(__name__, __all__, _MODULES)

@@ -3,12 +3,58 @@
 Names are loaded when they are first used.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
-from bushel.base import hints as _hints
+from bushel._src.base.doors import open_door as _open_door
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
+    from bushel._src.trajectory.augmentations import augment_image, augment_images
+    from bushel._src.trajectory.config_values import ModuleSpec
+    from bushel._src.trajectory.data_utils import BadTrajectory
+    from bushel._src.trajectory.dataset_statistics import (
+        Statistics,
+        get_dataset_statistics,
+        load_statistics,
+        save_statistics,
+    )
+    from bushel._src.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
+    from bushel._src.trajectory.episode_builder import EpisodeBuilder, open_episodes
+    from bushel._src.trajectory.episode_conversion import convert_episodes, reencode_videos
+    from bushel._src.trajectory.episodes import Episodes
+    from bushel._src.trajectory.lerobot.dataset_folder import LeRobotFeature
+    from bushel._src.trajectory.lerobot.reader import LeRobotSource
+    from bushel._src.trajectory.make_dataset import make_dataset_from_lerobot, make_dataset_from_rlds
+    from bushel._src.trajectory.mixture_config import DatasetConfig, MixtureConfig
+    from bushel._src.trajectory.normalization import (
+        NormalizationType,
+        normalize,
+        normalize_action_and_proprio,
+        unnormalize,
+        unnormalize_action_and_proprio,
+    )
+    from bushel._src.trajectory.oxe.registry import (
+        NotTrained,
+        make_oxe_dataset_kwargs,
+        make_oxe_dataset_kwargs_and_weights,
+    )
+    from bushel._src.trajectory.pixels import decode_depth, decode_image, resize_depth_image, resize_image
+    from bushel._src.trajectory.rlds.reader import RLDSBuilder
+    from bushel._src.trajectory.rlds.writer import write_rlds
+    from bushel._src.trajectory.samples import window_frames
+    from bushel._src.trajectory.standardization_steps import StatementError
+    from bushel._src.trajectory.text_processing import CLIPTextProcessor, HFTokenizer, TextProcessor, process_text
+    from bushel._src.trajectory.traj_transforms import Windows
+    from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
+    from bushel._src.trajectory.trajectory_loader import (
+        LoaderIterator,
+        TrajectoryLoader,
+        build_dataset_from_config,
+        create_validation_dataset,
+        get_dataloader,
+        get_dataset,
+        make_interleaved_dataset,
+        make_single_dataset,
+    )
     from bushel.trajectory import (
         data_utils,
         goal_relabeling,
@@ -18,82 +64,6 @@ if TYPE_CHECKING:
         text_processing,
         traj_transforms,
     )
-    from bushel.trajectory.augmentations import augment_image
-    from bushel.trajectory.conversion import convert_episodes, reencode_videos
-    from bushel.trajectory.data_utils import BadTrajectory
-    from bushel.trajectory.dataset import TrajectoryDataset
-    from bushel.trajectory.dataset_from_lerobot import make_dataset_from_lerobot
-    from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
-    from bushel.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
-    from bushel.trajectory.device_augmentations import augment_images
-    from bushel.trajectory.episode_builder import EpisodeBuilder
-    from bushel.trajectory.episode_formats import open_episodes
-    from bushel.trajectory.episodes import Episodes
-    from bushel.trajectory.frame_windows import Windows
-    from bushel.trajectory.lerobot import LeRobotSource
-    from bushel.trajectory.lerobot.dataset_folder import Feature
-    from bushel.trajectory.loader import (
-        LoaderIterator,
-        TrajectoryLoader,
-        build_dataset_from_config,
-        get_dataloader,
-        get_dataset,
-    )
-    from bushel.trajectory.mixture_config import DatasetConfig, MixtureConfig
-    from bushel.trajectory.module_spec import ModuleSpec
-    from bushel.trajectory.normalization import (
-        NormalizationType,
-        normalize,
-        normalize_action_and_proprio,
-        unnormalize,
-        unnormalize_action_and_proprio,
-    )
-    from bushel.trajectory.offset_windows import window_frames
-    from bushel.trajectory.oxe import make_oxe_dataset_kwargs, make_oxe_dataset_kwargs_and_weights
-    from bushel.trajectory.oxe.registry import NotTrained
-    from bushel.trajectory.pipelines import create_validation_dataset, make_interleaved_dataset, make_single_dataset
-    from bushel.trajectory.pixels import decode_depth, decode_image, resize_depth_image, resize_image
-    from bushel.trajectory.rlds import RLDSBuilder, write_rlds
-    from bushel.trajectory.statements import StatementError
-    from bushel.trajectory.statistics import (
-        Statistics,
-        get_dataset_statistics,
-        load_statistics,
-        save_statistics,
-    )
-    from bushel.trajectory.text_processing import CLIPTextProcessor, HFTokenizer, TextProcessor, process_text
-
-_MODULES = {
-    "augmentations": "augment_image",
-    "conversion": "convert_episodes reencode_videos",
-    "data_utils": "BadTrajectory",
-    "dataset": "TrajectoryDataset",
-    "dataset_from_lerobot": "make_dataset_from_lerobot",
-    "dataset_from_rlds": "make_dataset_from_rlds",
-    "dataset_transforms": "apply_frame_transforms apply_trajectory_transforms",
-    "device_augmentations": "augment_images",
-    "episode_builder": "EpisodeBuilder",
-    "episode_formats": "open_episodes",
-    "episodes": "Episodes",
-    "frame_windows": "Windows",
-    "lerobot": "LeRobotSource",
-    "lerobot.dataset_folder": "Feature",
-    "loader": "LoaderIterator TrajectoryLoader build_dataset_from_config get_dataloader get_dataset",
-    "mixture_config": "DatasetConfig MixtureConfig",
-    "module_spec": "ModuleSpec",
-    "normalization": "NormalizationType normalize unnormalize "
-    "normalize_action_and_proprio unnormalize_action_and_proprio",
-    "offset_windows": "window_frames",
-    "oxe": "make_oxe_dataset_kwargs make_oxe_dataset_kwargs_and_weights",
-    "oxe.registry": "NotTrained",
-    "pipelines": "create_validation_dataset make_interleaved_dataset make_single_dataset",
-    "pixels": "decode_depth decode_image resize_depth_image resize_image",
-    "rlds": "RLDSBuilder write_rlds",
-    "statements": "StatementError",
-    "statistics": "Statistics get_dataset_statistics load_statistics save_statistics",
-    "text_processing": "CLIPTextProcessor HFTokenizer TextProcessor process_text",
-}
-_WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "BadTrajectory",
@@ -101,8 +71,8 @@ __all__ = [
     "DatasetConfig",
     "EpisodeBuilder",
     "Episodes",
-    "Feature",
     "HFTokenizer",
+    "LeRobotFeature",
     "LeRobotSource",
     "LoaderIterator",
     "MixtureConfig",
@@ -156,18 +126,36 @@ __all__ = [
     "write_rlds",
 ]
 
+_MODULES = {
+    "trajectory.augmentations": "augment_image augment_images",
+    "trajectory.config_values": "ModuleSpec",
+    "trajectory.data_utils": "BadTrajectory",
+    "trajectory.dataset_statistics": "get_dataset_statistics load_statistics save_statistics Statistics",
+    "trajectory.dataset_transforms": "apply_frame_transforms apply_trajectory_transforms",
+    "trajectory.episode_builder": "EpisodeBuilder open_episodes",
+    "trajectory.episode_conversion": "convert_episodes reencode_videos",
+    "trajectory.episodes": "Episodes",
+    "trajectory.lerobot.dataset_folder": "LeRobotFeature",
+    "trajectory.lerobot.reader": "LeRobotSource",
+    "trajectory.make_dataset": "make_dataset_from_lerobot make_dataset_from_rlds",
+    "trajectory.mixture_config": "DatasetConfig MixtureConfig",
+    "trajectory.normalization": (
+        "NormalizationType normalize normalize_action_and_proprio unnormalize unnormalize_action_and_proprio"
+    ),
+    "trajectory.oxe.registry": "make_oxe_dataset_kwargs make_oxe_dataset_kwargs_and_weights NotTrained",
+    "trajectory.pixels": "decode_depth decode_image resize_depth_image resize_image",
+    "trajectory.rlds.reader": "RLDSBuilder",
+    "trajectory.rlds.writer": "write_rlds",
+    "trajectory.samples": "window_frames",
+    "trajectory.standardization_steps": "StatementError",
+    "trajectory.text_processing": "CLIPTextProcessor HFTokenizer process_text TextProcessor",
+    "trajectory.traj_transforms": "Windows",
+    "trajectory.trajectory_dataset": "TrajectoryDataset",
+    "trajectory.trajectory_loader": (
+        "build_dataset_from_config create_validation_dataset get_dataloader get_dataset "
+        "LoaderIterator make_interleaved_dataset make_single_dataset TrajectoryLoader"
+    ),
+}
 
-if not TYPE_CHECKING:  # so that a type checker reports missing names
-
-    def __getattr__(name: str) -> Any:
-        """Loads the module of a name that is asked for the first time."""
-        if name not in __all__:
-            raise _hints.no_attribute(_hints.missing_in_module(__name__, name, __all__), name)
-        module = importlib.import_module(f"{__name__}.{_WHERE.get(name, name)}")
-        value = getattr(module, name) if name in _WHERE else module
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not _typing.TYPE_CHECKING:  # so that a type checker reports missing names
+    __getattr__, __dir__ = _open_door(__name__, __all__, _MODULES)

@@ -1,8 +1,7 @@
 """Well-known data sets, read from their published files: MNIST and its family, CIFAR, CelebA, two time series."""
 
-from bushel.jit.datasets import time_utils
-from bushel.jit.datasets.celeba import CelebADataset
-from bushel.jit.datasets.image_datasets import (
+from bushel._src.jit.datasets.celeba import CelebADataset
+from bushel._src.jit.datasets.image_datasets import (
     CIFAR10Dataset,
     CIFAR100Dataset,
     EMNISTDataset,
@@ -11,11 +10,12 @@ from bushel.jit.datasets.image_datasets import (
     KMNISTDataset,
     MNISTDataset,
 )
-from bushel.jit.datasets.time_series import DailyMinTemperaturesDataset, SunspotsDataset
+from bushel._src.jit.datasets.time_series import DailyMinTemperaturesDataset, SunspotsDataset
+from bushel.jit.datasets import time_utils
 
 __all__ = [
-    "CIFAR10Dataset",
     "CIFAR100Dataset",
+    "CIFAR10Dataset",
     "CelebADataset",
     "DailyMinTemperaturesDataset",
     "EMNISTDataset",

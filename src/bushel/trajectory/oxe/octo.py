@@ -1,45 +1,26 @@
 """The names of `octo.data.oxe`: tables, encodings, and each standardisation by its function's name."""
 
-from __future__ import annotations
+from bushel._src.trajectory.oxe.octo import (
+    OXE_DATASET_CONFIGS,
+    OXE_FULL_MIX,
+    OXE_NAMED_MIXES,
+    OXE_STANDARDIZATION_TRANSFORMS,
+    ActionEncoding,
+    ProprioEncoding,
+    make_oxe_dataset_kwargs,
+    make_oxe_dataset_kwargs_and_weights,
+)
+from bushel._src.trajectory.oxe.octo import PROJECT as _PROJECT
 
-import enum
-from typing import Any
+__all__ = [
+    "ActionEncoding",
+    "OXE_DATASET_CONFIGS",
+    "OXE_FULL_MIX",
+    "OXE_NAMED_MIXES",
+    "OXE_STANDARDIZATION_TRANSFORMS",
+    "ProprioEncoding",
+    "make_oxe_dataset_kwargs",
+    "make_oxe_dataset_kwargs_and_weights",
+]
 
-from bushel.base.state_names import in_states
-from bushel.trajectory.oxe.registry import load_project
-
-
-@in_states("octo.ProprioEncoding")
-class ProprioEncoding(enum.IntEnum):
-    """What the numbers of the proprioception are. Only the documentation depends on it."""
-
-    NONE = -1
-    POS_EULER = 1
-    POS_QUAT = 2
-    JOINT = 3
-    JOINT_BIMANUAL = 4
-    POS_NAV = 5
-
-
-@in_states("octo.ActionEncoding")
-class ActionEncoding(enum.IntEnum):
-    """What the numbers of an action are. It determines which of them are normalised."""
-
-    EEF_POS = 1
-    JOINT_POS = 2
-    JOINT_POS_BIMANUAL = 3
-    NAV_2D = 4
-    JOINT_POS_BIMANUAL_NAV = 5
-
-
-PROJECT = load_project("octo", ActionEncoding, ProprioEncoding, is_octo=True)
-OXE_FULL_MIX: list[tuple[str, float]] = PROJECT.mixes.pop("OXE_FULL_MIX")  # a list in Octo, but not a named mixture
-OXE_DATASET_CONFIGS = PROJECT.configs
-OXE_STANDARDIZATION_TRANSFORMS = PROJECT.transforms
-OXE_NAMED_MIXES = PROJECT.mixes
-make_oxe_dataset_kwargs = PROJECT.make_dataset_kwargs
-make_oxe_dataset_kwargs_and_weights = PROJECT.make_kwargs_and_weights
-
-
-def __getattr__(name: str) -> Any:
-    return PROJECT.get_function(name)
+__getattr__ = _PROJECT.get_function  # a function of standardisation, by its name

@@ -1,75 +1,26 @@
 """The names of `prismatic.vla.datasets.rlds.oxe`, which is OpenVLA's: tables, encodings, and each standardisation."""
 
-from __future__ import annotations
+from bushel._src.trajectory.oxe.openvla import (
+    OXE_DATASET_CONFIGS,
+    OXE_NAMED_MIXTURES,
+    OXE_STANDARDIZATION_TRANSFORMS,
+    ActionEncoding,
+    StateEncoding,
+    get_oxe_dataset_kwargs_and_weights,
+    make_oxe_dataset_kwargs,
+)
+from bushel._src.trajectory.oxe.openvla import PROJECT as _PROJECT
+from bushel._src.trajectory.oxe.special_transforms import zero_action_filter
 
-import enum
-import os
-from typing import Any
+__all__ = [
+    "ActionEncoding",
+    "OXE_DATASET_CONFIGS",
+    "OXE_NAMED_MIXTURES",
+    "OXE_STANDARDIZATION_TRANSFORMS",
+    "StateEncoding",
+    "get_oxe_dataset_kwargs_and_weights",
+    "make_oxe_dataset_kwargs",
+    "zero_action_filter",
+]
 
-from bushel.base.state_names import in_states
-from bushel.trajectory.normalization import NormalizationType, Scaling
-from bushel.trajectory.oxe.registry import Mix, Views, load_project
-from bushel.trajectory.oxe.special_transforms import zero_action_filter as zero_action_filter
-
-
-@in_states("openvla.StateEncoding")
-class StateEncoding(enum.IntEnum):
-    """What the numbers of the proprioception are. Only the documentation depends on it."""
-
-    NONE = -1
-    POS_EULER = 1
-    POS_QUAT = 2
-    JOINT = 3
-    JOINT_BIMANUAL = 4
-
-
-@in_states("openvla.ActionEncoding")
-class ActionEncoding(enum.IntEnum):
-    """What the numbers of an action are. It determines which of them are normalised."""
-
-    EEF_POS = 1
-    JOINT_POS = 2
-    JOINT_POS_BIMANUAL = 3
-    EEF_R6 = 4
-
-
-PROJECT = load_project("openvla", ActionEncoding, StateEncoding, masked=("EEF_POS", "EEF_R6"), is_openvla=True)
-OXE_DATASET_CONFIGS = PROJECT.configs
-OXE_STANDARDIZATION_TRANSFORMS = PROJECT.transforms
-OXE_NAMED_MIXTURES = PROJECT.mixes
-
-
-def make_oxe_dataset_kwargs(
-    dataset_name: str,
-    data_root_dir: str | os.PathLike[str],
-    load_camera_views: Views = ("primary",),
-    load_depth: bool = False,
-    load_proprio: bool = True,
-    load_language: bool = True,
-    action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
-) -> dict[str, Any]:
-    """The arguments of `make_dataset_from_rlds` for a data set, with the names and defaults of OpenVLA's function."""
-    loaded = (load_camera_views, load_depth, load_proprio, load_language)
-    return PROJECT.make_dataset_kwargs(
-        dataset_name, data_root_dir, *loaded, action_proprio_normalization_type=action_proprio_normalization_type
-    )
-
-
-def get_oxe_dataset_kwargs_and_weights(
-    data_root_dir: str | os.PathLike[str],
-    mixture_spec: Mix,
-    load_camera_views: Views = ("primary",),
-    load_depth: bool = False,
-    load_proprio: bool = True,
-    load_language: bool = True,
-    action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
-) -> tuple[list[dict[str, Any]], list[float]]:
-    """The arguments and weights of a mixture, with the names and defaults of OpenVLA's function."""
-    loaded = (load_camera_views, load_depth, load_proprio, load_language)
-    return PROJECT.make_kwargs_and_weights(
-        mixture_spec, data_root_dir, *loaded, action_proprio_normalization_type=action_proprio_normalization_type
-    )
-
-
-def __getattr__(name: str) -> Any:
-    return PROJECT.get_function(name)
+__getattr__ = _PROJECT.get_function  # a function of standardisation, by its name

@@ -1,0 +1,1 @@
+"""How a pipeline runs: where blocks are computed and in which order they are handed over. Never what they hold."""

@@ -1,0 +1,119 @@
+"""Epochs, slices and shards as index maps, and the rows of a global batch that the devices of one process need."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel._src.index import int64
+
+
+def first_epoch(i: Any, *, length: int) -> Any:
+    """Any position -> the position in the first epoch: a repeat that does not reseed."""
+    return i % length
+
+
+def strided(i: Any, *, start: int, step: int, length: int, parent_length: int) -> Any:
+    """Position in a slice of `length` elements -> position in the parent; epoch n of one is epoch n of the other.
+
+    >>> strided(5, start=1, step=2, length=3, parent_length=7)
+    12
+    """
+    epoch, offset = int64.split(i, length, to=parent_length)
+    return start + offset * step + epoch * parent_length
+
+
+def shard(i: Any, *, index: int, count: int) -> Any:
+    """i-th element of one shard -> position among all elements."""
+    return i * count + index
+
+
+def listed(i: Any, positions: Any, *, parent_length: int) -> Any:
+    """Position in a list of positions -> position in the parent, epoch by epoch."""
+    epoch, offset = int64.split(i, len(positions), to=parent_length)
+    return positions[offset] + epoch * parent_length
+
+
+def batched(i: Any, *, batch_size: int, length: int, parent_length: int) -> tuple[Any, Any]:
+    """Numbers of batches -> first and last-plus-one position of each in the parent; none straddles an epoch.
+
+    >>> batched(5, batch_size=4, length=3, parent_length=10)
+    (18, 20)
+    """
+    epoch, position = int64.split(i, length, to=parent_length)
+    first = position * batch_size
+    left = parent_length - first
+    size = np.minimum(left, batch_size) if isinstance(left, np.ndarray) else min(left, batch_size)
+    offset = epoch * parent_length
+    return first + offset, first + offset + size
+
+
+def ranges(first: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ranges of positions one after the other, and where each of them begins in that list.
+
+    >>> edges, positions = ranges(np.array([10, 3]), np.array([2, 3]))
+    >>> edges.tolist(), positions.tolist()
+    ([0, 2, 5], [10, 11, 3, 4, 5])
+    """
+    edges = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=edges[1:])
+    return edges, np.repeat(first - edges[:-1], sizes) + np.arange(edges[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceRows:
+    """The parts of a batch that the devices of one process hold under one sharding.
+
+    >>> DeviceRows(count=4, parts=(0, 3)).rows(8).tolist()
+    [0, 1, 6, 7]
+    """
+
+    count: int
+    """Into how many equal parts the rows are cut; 1 where every device has all rows."""
+    parts: tuple[int, ...]
+    """The parts of this process, in order, each once."""
+
+    def rows(self, size: int) -> np.ndarray:
+        """The rows of these parts in a batch of `size` rows, which `count` must divide."""
+        length = size // self.count
+        return (np.array(self.parts, dtype=np.int64)[:, None] * length + np.arange(length)).ravel()
+
+
+def divisor(shares: Sequence[DeviceRows]) -> int:
+    """The number that must divide the rows of a batch, so that all of these shardings can cut it.
+
+    >>> divisor([DeviceRows(4, (0,)), DeviceRows(6, (0,)), DeviceRows(1, (0,))])
+    12
+    """
+    return math.lcm(*(share.count for share in shares))
+
+
+def union_of_rows(shares: Sequence[DeviceRows], size: int) -> np.ndarray:
+    """The rows of a batch that at least one of several shardings needs on this process, in order.
+
+    >>> union_of_rows([DeviceRows(4, (1,)), DeviceRows(2, (1,))], 8).tolist()
+    [2, 3, 4, 5, 6, 7]
+    """
+    needed = np.zeros(size, dtype=bool)
+    for share in shares:
+        needed[share.rows(size)] = True
+    return np.flatnonzero(needed)
+
+
+def slice_of(rows: np.ndarray, low: int, high: int) -> slice:
+    """Where the rows [low, high) of a batch are in `rows`, which is sorted and has all of them.
+
+    >>> slice_of(np.array([2, 3, 6, 7]), 6, 8)
+    slice(2, 4, None)
+    """
+    first = int(np.searchsorted(rows, low))
+    return slice(first, first + high - low)
+
+
+def round_up(size: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `size`."""
+    return -(-size // multiple) * multiple

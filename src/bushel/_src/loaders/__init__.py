@@ -1,0 +1,1 @@
+"""Iterators for whole training programs: the DataLoader, hosts that come and go, Orbax checkpoints."""

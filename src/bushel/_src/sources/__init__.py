@@ -1,0 +1,1 @@
+"""Where records come from. A source is any object with a length and `source[i]`; see `RandomAccessDataSource`."""

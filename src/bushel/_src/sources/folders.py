@@ -1,0 +1,440 @@
+"""Folders on disk or in a store: files written so that a reader sees a whole file or none, and the names in them.
+
+On disk, a file is written under a temporary name and then renamed. For a store, a file is written to a temporary folder
+of this machine, and uploaded when it is complete. A set of files is complete when its last file exists. So each writer
+writes the file that makes the others readable (a manifest, an index) last. A web server cannot list the names in a
+folder. Files are read through `file_access.py`. The uploads themselves are in `uploads.py`.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, ClassVar
+
+import numpy as np
+
+from bushel._src.base import checked_files, redact
+from bushel._src.base.errors import add_note
+from bushel._src.sources import file_access
+from bushel._src.sources.paths import Options, Path, is_url, normalize_path
+
+
+class Folder(abc.ABC):
+    """A folder that files are written to. Names of files are relative to it; a slash leads into a subfolder."""
+
+    on_disk: ClassVar[bool]
+    """Whether the folder is on this machine. Only such a folder can be renamed, and its files mapped and locked."""
+
+    def __init__(self, address: str, options: redact.Options | None = None):
+        self.address = address
+        """The path or URL. It may contain secrets, so no message shows it."""
+        self.options = options
+        """The options of the store, without those of copies on disk: files that are being written are not copied."""
+
+    @property
+    def name(self) -> str:
+        """The name of the folder in messages."""
+        return redact.show(self.address)
+
+    def path(self, name: str) -> str:
+        """The path or URL of a file in the folder."""
+        return join_path(self.address, name)
+
+    def shown(self, name: str) -> str:
+        """The name of a file of the folder in messages."""
+        return redact.show(self.path(name))
+
+    @abc.abstractmethod
+    def new_file(self, name: str, *, draft: bool = False) -> contextlib.AbstractContextManager[str]:
+        """A local path, to which the block writes a file. The file gets its name when the block ends without an error.
+
+        `draft` says that `name` is temporary: the caller renames the file later, or removes it after an error.
+        """
+
+    @abc.abstractmethod
+    def drafting(self) -> contextlib.AbstractContextManager[None]:
+        """In the block, other processes may write drafts. At its end, what killed processes left is removed."""
+
+    @abc.abstractmethod
+    def replacing(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+        """A file to write. It gets its name when the block ends without an error; otherwise it is removed."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a small file."""
+        with self.replacing(name) as file:
+            file.write(data)
+
+    @abc.abstractmethod
+    def filling(self, last: str, belongs: Callable[[str], bool]) -> contextlib.AbstractContextManager[Folder]:
+        """The folder to write a new set of files into. After an error, all files of the set are removed.
+
+        Args:
+          last: the name of the file that is written last. If it exists already, FileExistsError is raised.
+          belongs: says of a name whether the file belongs to such a set. Such files, left by a killed writer, are
+            removed first.
+        """
+
+    @abc.abstractmethod
+    def read(self, name: str) -> bytes:
+        """The content of a file. Raises FileNotFoundError if it does not exist."""
+
+    @abc.abstractmethod
+    def read_array(self, name: str, *, verify: bool) -> np.ndarray:
+        """The array of a sealed `.npy` file: mapped from disk, or read from a store."""
+
+    @abc.abstractmethod
+    def exists(self, name: str) -> bool:
+        """Whether the file exists."""
+
+    @abc.abstractmethod
+    def names(self, under: str = "", *, deep: bool = False) -> list[str]:
+        """The sorted names of the files in the folder or a subfolder; of deeper folders only if `deep`."""
+
+    @abc.abstractmethod
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes files, in this order. Files that do not exist are ignored."""
+
+    @abc.abstractmethod
+    def rename(self, name: str, target: str) -> None:
+        """Renames a file. A file that already has the new name is replaced."""
+
+    @abc.abstractmethod
+    def sync(self, name: str) -> None:
+        """Waits until the content of a file, or the names in the folder if `name` is empty, would survive a power cut.
+
+        A store answers only when this is so. There this does nothing.
+        """
+
+    @abc.abstractmethod
+    def locked(self, name: str, waiting: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """On disk, only one process at a time is in the block. A store has no locks, so there this does nothing.
+
+        `waiting` is called if another process holds the lock.
+        """
+
+
+def open_folder(path: Path, options: Options | None = None) -> Folder:
+    """A folder to write to.
+
+    Args:
+      path: a local folder, which is created when a file is written, or an address such as "s3://bucket/folder".
+      options: options of the store: see `docs/sources/stores.md`.
+
+    >>> place = open_folder("memory://shelf")
+    >>> place.write("one.txt", b"1")
+    >>> place.names(), place.read("one.txt")
+    (['one.txt'], b'1')
+    """
+    text = normalize_path(path)
+    if not is_url(text):
+        return _LocalFolder(text)
+    from bushel._src.sources import uploads
+
+    uploads.check_address(text)
+    given = {key: value for key, value in (options or {}).items() if key not in ("cache_dir", "cache_bytes")}
+    return _StoreFolder(text.rstrip("/"), redact.Options(given))
+
+
+def open_parent(path: Path, options: Options | None = None) -> tuple[Folder, str]:
+    """The folder of a file that will be written, and the file's name in it."""
+    text = normalize_path(path)
+    if is_url(text):
+        above, _, name = text.rpartition("/")
+    else:
+        above, name = os.path.split(text)
+    return open_folder(above, options), name
+
+
+def join_path(folder: str, name: str) -> str:
+    """The path of a file in a folder, which may be a URL."""
+    return f"{folder.rstrip('/')}/{name}" if "://" in folder else os.path.join(folder, name)
+
+
+class _LocalFolder(Folder):
+    """A folder on disk."""
+
+    on_disk = True
+
+    @contextlib.contextmanager
+    def new_file(self, name: str, *, draft: bool = False) -> Iterator[str]:
+        self._make_parent(name)
+        if draft:
+            yield self.path(name)
+        else:
+            with checked_files.new_file(self.path(name)) as path:
+                yield path
+
+    @contextlib.contextmanager
+    def drafting(self) -> Iterator[None]:
+        yield
+
+    @contextlib.contextmanager
+    def replacing(self, name: str) -> Iterator[IO[bytes]]:
+        self._make_parent(name)
+        with checked_files.replacing(self.path(name)) as file:
+            yield file
+
+    def _make_parent(self, name: str) -> None:
+        os.makedirs(os.path.dirname(os.path.abspath(self.path(name))), exist_ok=True)
+
+    @contextlib.contextmanager
+    def filling(self, last: str, belongs: Callable[[str], bool]) -> Iterator[Folder]:
+        del last, belongs  # the folder itself gets its name last
+        if os.path.exists(self.address):
+            raise FileExistsError(f"{self.address} exists already. Remove it, or write another version.")
+        above = os.path.dirname(os.path.abspath(self.address))
+        temporary = f"{self.address}.{os.getpid()}-{threading.get_ident()}.part"
+        os.makedirs(temporary)
+        try:
+            yield _LocalFolder(temporary)
+            os.rename(temporary, self.address)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rmdir(above)  # only if nothing else is in it
+            raise
+
+    def read(self, name: str) -> bytes:
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+    def read_array(self, name: str, *, verify: bool) -> np.ndarray:
+        return checked_files.read_array(self.path(name), verify=verify)
+
+    def exists(self, name: str) -> bool:
+        return os.path.exists(self.path(name))
+
+    def names(self, under: str = "", *, deep: bool = False) -> list[str]:
+        found: list[str] = []
+        for above, folders, files in os.walk(self.path(under) or "."):
+            found += [os.path.relpath(os.path.join(above, name), self.address or ".") for name in files]
+            if not deep:
+                folders.clear()
+        return sorted(found)
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path(name))
+
+    def rename(self, name: str, target: str) -> None:
+        checked_files.sync(self.path(name))
+        os.replace(self.path(name), self.path(target))
+
+    def sync(self, name: str) -> None:
+        if name:
+            checked_files.sync(self.path(name))
+            return
+        descriptor = os.open(self.address or ".", os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # some file systems cannot do this with folders
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def locked(self, name: str, waiting: Callable[[], None]) -> Iterator[None]:
+        self._make_parent(name)
+        path = self.path(name)
+        with open(path, "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:
+                pass  # this file system has no locks
+            yield
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # not after an error: another process may wait for the lock to try again
+                os.unlink(path)
+
+
+class _StoreFolder(Folder):
+    """The objects of a store whose names begin with an address and a slash."""
+
+    on_disk = False
+
+    _drafts: str | None = None
+    """A local folder for drafts of other processes."""
+
+    @contextlib.contextmanager
+    def drafting(self) -> Iterator[None]:
+        with tempfile.TemporaryDirectory(prefix="bushel-", ignore_cleanup_errors=True) as self._drafts:
+            yield
+        self._drafts = None
+
+    @contextlib.contextmanager
+    def new_file(self, name: str, *, draft: bool = False) -> Iterator[str]:
+        from bushel._src.sources import uploads
+
+        # On another machine, which has no such folder, the file is made where temporary files are.
+        here = self._drafts if self._drafts is not None and os.path.isdir(self._drafts) else None
+        above = tempfile.mkdtemp(prefix="bushel-", dir=here)
+        path = os.path.join(above, os.path.basename(name)[-100:])
+        try:
+            yield path
+            uploads.upload(path, self.path(name), self.options)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                add_note(
+                    error,
+                    f"bushel: before {self.shown(name)} is uploaded, it is written to {above}, and the disk is full. "
+                    "Write smaller files (more shards), or set TMPDIR to a folder with more room.",
+                )
+            raise
+        finally:
+            shutil.rmtree(above, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def replacing(self, name: str) -> Iterator[IO[bytes]]:
+        with self.new_file(name) as path, open(path, "xb") as file:
+            yield file
+            file.flush()
+
+    @contextlib.contextmanager
+    def filling(self, last: str, belongs: Callable[[str], bool]) -> Iterator[Folder]:
+        if self.exists(last):
+            raise FileExistsError(f"{self.name} exists already. Remove it, or write another version.")
+        self.remove(filter(belongs, self.names()))
+        try:
+            yield self
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is reported, not one of the clean-up
+                self.remove(filter(belongs, self.names()))
+            raise
+
+    def read(self, name: str) -> bytes:
+        file = file_access.open_exactly(self.path(name), self.options)
+        return file.read(0, file.size)
+
+    def read_array(self, name: str, *, verify: bool) -> np.ndarray:
+        return checked_files.parse_array(self.read(name), self.shown(name), verify=verify)
+
+    def exists(self, name: str) -> bool:
+        try:
+            file_access.open_exactly(self.path(name), self.options)
+        except (FileNotFoundError, IsADirectoryError):
+            return False
+        return True
+
+    def names(self, under: str = "", *, deep: bool = False) -> list[str]:
+        from bushel._src.sources import object_stores
+
+        begin = f"{self.address}/"
+        try:
+            found = object_stores.list_urls(f"{self.path(under)}/" if under else begin, self.options, deep=deep)
+        except FileNotFoundError:  # the bucket or folder does not exist
+            return []
+        return sorted(url.removeprefix(begin) for url in found)
+
+    def remove(self, names: Iterable[str]) -> None:
+        from bushel._src.sources import uploads
+
+        uploads.remove([self.path(name) for name in names], self.options)
+
+    def rename(self, name: str, target: str) -> None:
+        from bushel._src.sources import uploads
+
+        uploads.rename(self.path(name), self.path(target), self.options)
+
+    def sync(self, name: str) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def locked(self, name: str, waiting: Callable[[], None]) -> Iterator[None]:
+        yield
+
+
+def is_web(path: str) -> bool:
+    """Whether a URL is that of a web server, which cannot list its files."""
+    return path.lower().startswith(("http://", "https://"))
+
+
+def explain_web_folder(path: str) -> FileNotFoundError:
+    """The error to raise for a web address that is not a file, nor a folder that can be read without listing it."""
+    return FileNotFoundError(
+        f"{redact.show(path)} is not a file of a known format, and a web server cannot list the files of a folder. "
+        "Behind http:// and https:// Bushel reads single files, LeRobot data sets, RLDS and TFDS data sets by the "
+        "folder of their version (such as .../1.0.0), and what ds.save wrote. Copy any other folder to this machine, "
+        "or to a store such as s3://bucket/folder."
+    )
+
+
+def file_exists(path: str, options: Options | None = None) -> bool:
+    """Whether there is a file at a path or URL."""
+    try:
+        file_access.open_file(path, options)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return False
+    return True
+
+
+def is_folder(path: str, options: Options | None) -> bool:
+    """Whether there is a folder at a path; at a URL, one with files."""
+    return bool(Listing(path, options).names(2)) if is_url(path) else os.path.isdir(path)
+
+
+class Listing:
+    """The names of files in a folder, on disk, in a store, or behind a web server, which cannot list them.
+
+    Attributes:
+      place: the path or URL of the folder.
+      refusal: the last error of a store that has refused to answer. A store that does not allow listing refuses to say
+        that a file is missing.
+    """
+
+    def __init__(self, place: str, options: Options | None):
+        self.place, self.options = place, options
+        self.refusal: PermissionError | None = None
+        self._names: dict[int, list[str]] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether the folder has a file of this name."""
+        try:
+            return file_exists(join_path(self.place, name), self.options)
+        except PermissionError as error:
+            self.refusal = error
+            return False
+
+    def names(self, depth: int = 0) -> list[str]:
+        """The sorted names of the files, and of those in folders up to a depth, without hidden ones."""
+        if depth not in self._names:
+            try:
+                found = self._list_store(depth) if is_url(self.place) else list(_list_local(self.place, depth))
+            except PermissionError as error:
+                found, self.refusal = [], error
+            self._names[depth] = sorted(name for name in found if not name.rpartition("/")[2].startswith("."))
+        return self._names[depth]
+
+    def _list_store(self, depth: int) -> list[str]:
+        if is_web(self.place):
+            return []
+        found = open_folder(self.place, self.options).names(deep=depth > 0)
+        return [name for name in found if name.count("/") <= depth]
+
+    def find(self, *endings: str) -> list[str]:
+        """The files with these endings, in the folder, or else in its folders, which are splits."""
+        here = [name for name in self.names() if name.lower().endswith(endings)]
+        return here or [name for name in self.names(1) if name.lower().endswith(endings)]
+
+
+def _list_local(place: str, depth: int, above: str = "") -> Iterator[str]:
+    try:
+        entries = list(os.scandir(place or "."))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if not entry.is_dir():
+            yield above + entry.name
+        elif depth:
+            yield from _list_local(entry.path, depth - 1, f"{above}{entry.name}/")

@@ -1,0 +1,1 @@
+"""What several tests share, one module for each idea: `from helpers.waiting import wait_until`."""
