@@ -262,8 +262,8 @@ def test_a_process_that_is_killed_leaves_no_cache(tmp_path):
     program = textwrap.dedent(
         """
         import bushel, os, signal, sys
-        from bushel._src.graph import stores
-        stores.CHUNK_ELEMENTS = 1
+        from bushel._src.graph import cache_stores
+        cache_stores.CHUNK_ELEMENTS = 1
         def die(x):
             if x == 3:
                 os.kill(os.getpid(), signal.SIGKILL)

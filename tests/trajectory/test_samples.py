@@ -11,6 +11,7 @@ from helpers.numpy_versions import STRING_DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bushel._src.trajectory import task_augmentation, traj_transforms
 from bushel._src.trajectory.data_utils import flatten_tree
 from bushel._src.trajectory.dataset_parts import join_samples
 from bushel._src.trajectory.dataset_transforms import apply_trajectory_transforms
@@ -19,7 +20,6 @@ from bushel._src.trajectory.sample_index import Draws, draw_for_numbers
 from bushel._src.trajectory.samples import Samples, Transforms
 from bushel._src.trajectory.traj_transforms import Windows
 from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
-from bushel.trajectory import task_augmentation, traj_transforms
 
 lengths_of_episodes = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 compats = st.sampled_from([None, "crossformer"])
