@@ -10,7 +10,9 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ForwardRef
+
+from bushel._src.base.public import find_module
 
 from bushel._src.base.public import find_module
 
@@ -25,9 +27,51 @@ def methods_of(kind: type) -> Iterable[tuple[str, Any]]:
             yield name, getattr(raw, "__func__", raw)
 
 
+RESULTS = [
+    "bushel.Column",
+    "bushel.Description",
+    "bushel.ElementOrigin",
+    "bushel.IdentityExplanation",
+    "bushel.IdentityPart",
+    "bushel.PackedMapDataset",
+    "bushel.Pool",
+    "bushel.Report",
+    "bushel.ReportServer",
+    "bushel.ShownElement",
+    "bushel.SkippedElements",
+    "bushel.SourceRecord",
+    "bushel.Stage",
+    "bushel.Transfer",
+    "bushel.Written",
+    "bushel.device.Keys",
+    "bushel.device.LoaderOnDevice",
+    "bushel.jit.CompiledIterator",
+    "bushel.trajectory.LeRobotFeature",
+    "bushel.trajectory.LoaderIterator",
+    "bushel.trajectory.TrajectoryLoader",
+    "bushel.view.View",
+]
+"""Classes whose objects only Bushel makes. Their constructors are not public."""
+
+
 @functools.cache
 def public_functions() -> dict[str, Callable[..., Any]]:
     """Every function and method of a public module that is Bushel's own, by the first public name that it has."""
+    return {name: function for name, function in _all_functions().items() if not _makes_result(name)}
+
+
+def constructors_of_results() -> dict[str, Callable[..., Any]]:
+    """The constructors that are not public. The fields of a dataclass are their arguments."""
+    return {name: function for name, function in _all_functions().items() if _makes_result(name)}
+
+
+def _makes_result(name: str) -> bool:
+    kind, _, method = name.rpartition(".")
+    return method in ("__init__", "__new__") and kind in RESULTS
+
+
+@functools.cache
+def _all_functions() -> dict[str, Callable[..., Any]]:
     found: dict[int, tuple[str, Any]] = {}
     for name in public_names.homes().values():
         own = [("", name.value)] if not inspect.isclass(name.value) else methods_of(name.value)
@@ -63,17 +107,24 @@ def types_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The types of the arguments that have one, and of what is returned, as `return`."""
     inner = inspect.unwrap(function)
     annotations = dict(getattr(inner, "__annotations__", {}))
-    if not any(isinstance(annotation, str) for annotation in annotations.values()):
+    if not any(isinstance(annotation, (str, ForwardRef)) for annotation in annotations.values()):
         return annotations
     modules = [sys.modules[find_module(inner)], *_modules_of_class(inner)]
     names: Mapping[str, Any] = functools.reduce(lambda known, module: names_for_types(module) | known, modules, {})
-    return {name: eval(text, dict(names)) if isinstance(text, str) else text for name, text in annotations.items()}
+    return {name: _evaluate(kind, dict(names)) for name, kind in annotations.items()}
+
+
+def _evaluate(kind: Any, names: dict[str, Any]) -> Any:
+    if isinstance(kind, ForwardRef):  # of a class that shows the name of its door
+        module = kind.__forward_module__
+        names = names | names_for_types(sys.modules[module]) if isinstance(module, str) else names
+        kind = kind.__forward_arg__
+    return eval(kind, names) if isinstance(kind, str) else kind
 
 
 def _modules_of_class(function: Callable[..., Any]) -> list[types.ModuleType]:
     """The modules of a class and its bases, of which a dataclass has inherited its fields."""
-    module = sys.modules[function.__module__]
-    kind: Any = module
+    kind: Any = sys.modules[find_module(function)]
     for part in function.__qualname__.split(".")[:-1]:
         kind = getattr(kind, part, None)
-    return [sys.modules[base.__module__] for base in kind.__mro__] if isinstance(kind, type) else []
+    return [sys.modules[find_module(base)] for base in kind.__mro__] if isinstance(kind, type) else []

@@ -77,10 +77,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "bushel.trajectory.TrajectoryDataset.__init__": "options",
     },
     "to be private": {
-        "bushel.sources.RaggedDataSource.*": "names",
         "bushel.trajectory.Episodes.__init__": "folder",
         "bushel.trajectory.TrajectoryDataset.__init__": "threads",
-        "bushel.trajectory.TrajectoryDataset.with_threads": "threads",
     },
 }
 
@@ -171,7 +169,7 @@ def test_signatures_are_read():
         "bushel.trajectory.MixtureConfig.from_mix": "data_dir",
         "bushel.trajectory.make_dataset_from_rlds": "num_parallel_calls",
         "bushel.sources.convert": "target_storage_options",
-        "bushel.Written.__init__": "skipped",
+        "bushel.sources.Limits.__init__": "expansion",
     }.items():
         assert argument in arguments_of(functions[name])
     assert len(functions) > 500
@@ -224,3 +222,72 @@ def test_workers_are_none_by_default_everywhere():
         assert argument.kind is argument.KEYWORD_ONLY or name == "bushel.ray.jobs_on_cluster", name
         found += 1
     assert found >= 13
+
+
+# Functions with more than two positional arguments, or a positional bool, by the reason.
+POSITIONAL = {
+    "of Grain: options and samplers": (
+        "bushel.Batch.* bushel.IndexSampler.* bushel.SequentialSampler.* bushel.Shard* "
+        "bushel.MultiprocessingOptions.* bushel.RayOptions.* bushel.Data* bushel.ElasticIterator.* "
+        "bushel.Record* bushel.sources.RangeDataSource.* bushel.experimental.* bushel.python.* "
+        "bushel.IterDataset.mp_prefetch bushel.multiprocessing.*"
+    ),
+    "of cyreal": ("bushel.jit.*Transform.* bushel.jit.*Source.* bushel.jit.datasets.* bushel.jit.cereal.*"),
+    "states and arrays of pure functions": (
+        "bushel.jit.*.scan_epoch bushel.jit.*Buffer.* bushel.jit.n_step_return bushel.trajectory.Windows.*"
+    ),
+    "of CrossFormer and dlimp": (
+        "bushel.trajectory.*_*.* bushel.trajectory.TrajectoryDataset.* bushel.trajectory.HFTokenizer.* "
+        "bushel.trajectory.augment_images bushel.trajectory.create_validation_dataset "
+        "bushel.trajectory.get_dataset_statistics bushel.trajectory.*_oxe_* "
+        "bushel.trajectory.*normalize*"
+    ),
+    "what only Bushel makes": ("bushel.sources.Columns.* bushel.sources.Limits.* bushel.trajectory.Episodes.* "),
+    "of Orbax": ("bushel.checkpoint.CheckpointHandler.*"),
+    "two numbers for each length": ("bushel.MapDataset.bucket"),
+    "places in records": ("bushel.sources.TFRecordDataSource.read_parts"),
+}
+
+
+def list_positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The arguments that a caller may give by their places."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [entry for entry in parameters if entry.kind in places and entry.name not in ("self", "cls")]
+
+
+def has_many_places(function: Callable[..., Any]) -> bool:
+    """Whether a call may have more than two arguments without names, or a bool without one."""
+    given = list_positional(function)
+    return len(given) > 2 or any(isinstance(entry.default, bool) for entry in given)
+
+
+def test_at_most_two_arguments_are_positional():
+    patterns = [pattern for functions in POSITIONAL.values() for pattern in functions.split()]
+    found = {name for name, function in public_functions().items() if has_many_places(function)}
+    assert not {name for name in found if not any(fnmatchcase(name, pattern) for pattern in patterns)}
+    unused = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in found)]
+    assert not unused, "No such functions any more, remove them from POSITIONAL: " + ", ".join(unused)
+
+
+def test_a_bool_without_a_name_is_found():
+    def three(a, b, c, *, d=False): ...
+
+    def switch(a, b=True): ...
+
+    def named(a, b=0, *, c=True): ...
+
+    assert [has_many_places(function) for function in (three, switch, named)] == [True, True, False]
+
+
+def test_no_default_can_be_changed():
+    changeable = [
+        f"{name}({entry.name}={entry.default!r})"
+        for name, function in public_functions().items()
+        for entry in list_positional(function)
+        if isinstance(entry.default, (list, dict, set, bytearray))
+    ]
+    assert not changeable

@@ -125,6 +125,12 @@ CALLS: dict[str, Call] = {
     "bushel.trajectory.make_interleaved_dataset": lambda **word: trajectory.make_interleaved_dataset(
         [{"name": "a", "data_dir": "never"}], train=True, **word
     ),
+    "bushel.trajectory.oxe.*_kwargs": lambda **word: trajectory.oxe.octo.make_oxe_dataset_kwargs(
+        "bridge_dataset", "never", **word
+    ),
+    "bushel.trajectory.oxe.*_weights": lambda **word: trajectory.oxe.openvla.get_oxe_dataset_kwargs_and_weights(
+        "never", [("bridge_orig", 1.0)], **word
+    ),
     "bushel.trajectory.make_oxe_dataset_kwargs": lambda **word: trajectory.make_oxe_dataset_kwargs(
         "bridge_dataset", "never", **word
     ),
@@ -208,7 +214,6 @@ FREE = {
     "settings of others": "impl host shuffle_bins_group_by_feature",
     "statistics or a file of them": "dataset_statistics",
     "an array or a dtype of NumPy, whose types have texts": "mask values times lengths weights at_rest dtype",
-    "to be private": "method backend",
 }
 
 

@@ -657,6 +657,7 @@ def test_packing_as_an_operation():
     shuffle=st.booleans(),
     epochs=st.integers(1, 2),
 )
+@pytest.mark.filterwarnings("ignore:drop_remainder has no effect")
 def test_load_gives_what_grains_load_gives(count, batch, drop, shuffle, epochs):
     def loaded(lib):
         return lib.load(

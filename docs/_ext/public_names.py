@@ -1,8 +1,9 @@
 """The public names of Bushel: which modules have a page in the reference, and which names each of them exports.
 
-`python docs/_ext/public_names.py` counts them.
+`python docs/_ext/public_names.py` counts them, by the library that has given the name. It needs Grain and cyreal.
 """
 
+import collections
 import functools
 import importlib
 import inspect
@@ -124,7 +125,67 @@ def _is_own(name: Name) -> bool:
     return getattr(name.value, "__name__", None) == name.name
 
 
+GRAINS = [
+    *("grain", "grain.transforms", "grain.sources", "grain.samplers", "grain.sharding", "grain.multiprocessing"),
+    *("grain.checkpoint", "grain.experimental", "grain.python", "grain.constants"),
+]
+CYREALS = ["loader", "sources", "transforms", "rl", "datasets", "datasets.time_utils"]
+CROSSFORMERS = {
+    "bushel.trajectory": """
+        CLIPTextProcessor HFTokenizer ModuleSpec NormalizationType TextProcessor apply_frame_transforms
+        apply_trajectory_transforms augment_image create_validation_dataset data_utils get_dataset_statistics
+        goal_relabeling make_dataset_from_rlds make_interleaved_dataset make_oxe_dataset_kwargs
+        make_oxe_dataset_kwargs_and_weights make_single_dataset normalize_action_and_proprio obs_transforms oxe
+        process_text resize_depth_image resize_image task_augmentation text_processing traj_transforms
+    """,
+    "bushel.trajectory.traj_transforms": """
+        add_head_action_mask add_pad_mask_dict chunk_act_obs pad_actions_and_proprio subsample zero_out_future_proprio
+    """,
+    "bushel.trajectory.obs_transforms": "augment decode_and_resize image_dropout",
+    "bushel.trajectory.goal_relabeling": "uniform",
+    "bushel.trajectory.task_augmentation": """
+        Rephraser delete_and_rephrase delete_task_conditioning rephrase_instruction
+    """,
+    "bushel.trajectory.text_processing": """
+        CLIPTextProcessor HFTokenizer MuseEmbedding TextProcessor UniversalSentenceEncoder
+    """,
+    "bushel.trajectory.data_utils": """
+        allocate_threads binarize_gripper_actions combine_dataset_statistics filter_eval_datasets filter_success_droid
+        invert_gripper_actions pprint_data_mixture rel2abs_gripper_actions relabel_actions sample_match_keys_uniform
+        to_padding tree_map tree_merge
+    """,
+}
+"""Names of CrossFormer, Octo, OpenVLA, X-Gym and dlimp, by the module that has them here."""
+
+
+def find_giver(name: Name) -> str:
+    """The library whose name this is: a program written for that library finds it here. "Bushel" for all others."""
+    if name.module == "bushel.jit.cereal" or (name.module.startswith("bushel.jit") and name.name in _names_in_cyreal()):
+        return "cyreal"
+    if name.module.startswith("bushel.trajectory.oxe") or name.name in CROSSFORMERS.get(name.module, "").split():
+        return "CrossFormer"
+    if not name.module.startswith(("bushel.jit", "bushel.trajectory")) and name.name in _names_in_grain():
+        return "Grain"
+    return "Bushel"
+
+
+@functools.cache
+def _names_in_grain() -> set[str]:
+    modules = [importlib.import_module(module) for module in GRAINS]
+    doors = {module.__name__.removeprefix("grain.") for module in modules}
+    return {name for module in modules for name in dir(module) if not name.startswith("_")} | doors
+
+
+@functools.cache
+def _names_in_cyreal() -> set[str]:
+    modules = [importlib.import_module(f"cyreal.{module}") for module in CYREALS]
+    return {name for module in modules for name in dir(module) if not name.startswith("_")} | {"datasets", "cereal"}
+
+
 if __name__ == "__main__":
     for module in MODULES:
         print(f"{len(names_of(module)):4} {module}")
-    print(f"{len(all_names()):4} names in {len(MODULES)} modules, of {len({id(n.value) for n in all_names()})} objects")
+    names = all_names()
+    print(f"{len(names):4} names in {len(MODULES)} modules, of {len({id(n.value) for n in names})} objects")
+    for giver, count in collections.Counter(map(find_giver, names)).most_common():
+        print(f"{count:4} of {giver}")

@@ -67,6 +67,10 @@ if _typing.TYPE_CHECKING:
     from bushel._src.datasets.map_dataset import PackedMapDataset as PackedMapDataset
     from bushel._src.device.to_device import device_put as device_put
     from bushel._src.display.show_element import ShownElement as ShownElement
+    from bushel._src.engine.measurements import Pool as Pool
+    from bushel._src.engine.measurements import SkippedElements as SkippedElements
+    from bushel._src.engine.measurements import Stage as Stage
+    from bushel._src.engine.measurements import Transfer as Transfer
     from bushel._src.engine.report import Report as Report
     from bushel._src.graph.columns import Column as Column
     from bushel._src.graph.graph_text import Description as Description
@@ -84,6 +88,7 @@ if _typing.TYPE_CHECKING:
     from bushel._src.reporting.report_server import serve_report as serve_report
     from bushel._src.sources.protocol import RandomAccessDataSource as RandomAccessDataSource
     from bushel._src.state.identity import IdentityExplanation as IdentityExplanation
+    from bushel._src.state.identity import IdentityPart as IdentityPart
     from bushel._src.state.identity import explain_identity as explain_identity
 
 __version__ = "0.1.0"
@@ -105,6 +110,7 @@ __all__ = [
     "ElasticIterator",
     "ElementOrigin",
     "IdentityExplanation",
+    "IdentityPart",
     "IndexSampler",
     "IterDataset",
     "MapDataset",
@@ -115,6 +121,7 @@ __all__ = [
     "OtherFile",
     "PackedMapDataset",
     "PipelineNotSent",
+    "Pool",
     "PositionOutOfRange",
     "RandomAccessDataSource",
     "RandomMapTransform",
@@ -130,11 +137,14 @@ __all__ = [
     "ShardByJaxProcess",
     "ShardOptions",
     "ShownElement",
+    "SkippedElements",
     "SourceRecord",
+    "Stage",
     "StateMismatch",
     "StoppedByUser",
     "TooLarge",
     "TooManySkipped",
+    "Transfer",
     "Transformation",
     "UnknownFormat",
     "WorkerDied",
@@ -183,6 +193,7 @@ _MODULES = {
     "datasets.map_dataset": "PackedMapDataset",
     "device.to_device": "device_put",
     "display.show_element": "ShownElement",
+    "engine.measurements": "Pool SkippedElements Stage Transfer",
     "engine.report": "Report",
     "graph.columns": "Column",
     "graph.graph_text": "Description",
@@ -193,7 +204,7 @@ _MODULES = {
     "loaders.elastic": "ElasticIterator",
     "reporting.report_server": "ReportServer serve_report",
     "sources.protocol": "RandomAccessDataSource",
-    "state.identity": "explain_identity IdentityExplanation",
+    "state.identity": "explain_identity IdentityExplanation IdentityPart",
 }
 
 if not _typing.TYPE_CHECKING:  # so that a type checker reports missing names

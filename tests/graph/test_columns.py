@@ -44,10 +44,10 @@ def test_what_a_node_says_of_its_epochs_is_true(ds):
 def test_a_column_follows_its_records(ds, data):
     column = ds.column(fact)
     below = data.draw(st.sampled_from([ds, ds.shuffle(5), ds.shuffle(6)[::2], ds.map(str)[:1], ds.repeat(2)]))
-    assert column.reaches(below._node)
+    assert column._reaches(below._node)
     indices = np.array(data.draw(st.lists(st.integers(-100, 2000), min_size=1, max_size=20)))
     records = [ds._node.take(np.array([i]))[0] for i in positions_above(below, ds, indices)]
-    assert column.at(below._node, indices).tolist() == [fact(record) for record in records]
+    assert column._at(below._node, indices).tolist() == [fact(record) for record in records]
 
 
 def positions_above(below, ds, indices):

@@ -39,14 +39,19 @@ def test_rows_come_out_as_they_went_in(dtype, shape):
     for given_array in (array, jnp.asarray(array)):
         source = ArraySource(given_array, "sequential")
         assert source.element_spec() == jax.ShapeDtypeStruct(shape, array.dtype)
-        rows, _ = jax.jit(lambda source: source.read_elements(source.locate(*POSITIONS(source))))(source)
+        rows, _ = jax.jit(lambda source: source._read_elements(source._locate(*POSITIONS(source))))(source)
         assert rows.dtype == array.dtype and (np.asarray(rows) == array[[3, 19, 0]]).all()
 
 
 def POSITIONS(source):
     """What `locate` takes for three positions of the first epoch."""
     position = jnp.array([3, 19, 0], jnp.uint32)
-    return jnp.uint32(0), source.make_state(0, 0, 0).tables or (jnp.uint32(0), None), jnp.zeros(3, jnp.uint32), position
+    return (
+        jnp.uint32(0),
+        source._make_state(0, 0, 0).tables or (jnp.uint32(0), None),
+        jnp.zeros(3, jnp.uint32),
+        position,
+    )
 
 
 def test_a_source_of_ones_own_runs_in_a_loader():

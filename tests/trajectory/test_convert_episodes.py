@@ -260,7 +260,9 @@ def report(done, of):
         print("held", flush=True)
         time.sleep(600)  # until it is killed
 arguments = {"format": sys.argv[3], "shards": 4, "workers": int(sys.argv[4])}
-convert_episodes(sys.argv[1], sys.argv[2], **arguments, fps=10, progress=report)
+if arguments["format"] == "lerobot":
+    arguments["fps"] = 10
+convert_episodes(sys.argv[1], sys.argv[2], **arguments, progress=report)
 """
 
 
@@ -283,7 +285,7 @@ def test_killed_and_continued(rlds, tmp_path, to, workers):
     assert done and not last.exists()
     ages = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.suffix in (".parquet", ".mp4")}
     shown: list[int] = []
-    arguments: Any = {"format": to, "fps": 10, "shards": 4, "workers": 1}
+    arguments: Any = {"format": to, "shards": 4, "workers": 1} | ({"fps": 10} if to == "lerobot" else {})
     with pytest.raises(FileExistsError, match="a part of another conversion"):
         convert_episodes(rlds, target, **{**arguments, "drop": ["reward"]})
     convert_episodes(rlds, target, **arguments, progress=lambda done, of: shown.append(done))
@@ -333,7 +335,7 @@ def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
         done = {name for name in folder.names(deep=True) if "/shard-" in name}
         assert done and not folder.exists(last)
         shown: list[int] = []
-        arguments: dict[str, Any] = {"format": to, "fps": 10, "shards": 4}
+        arguments: dict[str, Any] = {"format": to, "shards": 4} | ({"fps": 10} if to == "lerobot" else {})
         with pytest.raises(FileExistsError, match="a part of another conversion"):
             convert_episodes(rlds, target, **{**arguments, "drop": ["reward"]})
         convert_episodes(rlds, target, **arguments, progress=lambda done, of: shown.append(done))
@@ -406,12 +408,12 @@ def test_a_table_for_other_machines_needs_no_cache_of_this_one(kind, rlds, tmp_p
     builder = open_episodes("arm", above, format=kind, cache_dir=tmp_path / "cache")
     built, _ = build_table(builder, {"train": builder.positions("all")}, None, (), 1)
     table = tables.save(built, str(tmp_path / "cache" / "table"))
-    expected = [decode_image(image) for image in table.image_columns[0].take(np.arange(14))]
-    sent = pickle.dumps(table.for_other_machines())
+    expected = [decode_image(image) for image in table._image_columns[0].take(np.arange(14))]
+    sent = pickle.dumps(table._for_other_machines())
     del builder, built, table
     shutil.rmtree(tmp_path / "cache")
     found = pickle.loads(sent)
-    images = [decode_image(image) for image in found.image_columns[0].take(np.arange(14))]
+    images = [decode_image(image) for image in found._image_columns[0].take(np.arange(14))]
     np.testing.assert_array_equal(images, expected)
     assert found.lengths.tolist() == list(LENGTHS) and found.columns["action"].take(np.arange(14)).shape == (14, 2)
 

@@ -75,7 +75,7 @@ def test_flattened_trajectories_are_their_frames_in_order():
 
 def test_a_function_that_cannot_be_looked_into_gives_the_same_frames():
     known, opaque = windows(robots()), windows(robots()).traj_map(renamed)
-    assert opaque.samples is None
+    assert opaque._samples is None
     for ours, theirs in zip(opaque.flatten(), known.flatten(), strict=True):
         assert ours.pop("reward") == theirs["observation"]["timestep"][-1]
         same(ours, theirs)
@@ -88,7 +88,7 @@ def test_a_function_of_rows_is_known_to_be_one():
 
     marked.rowwise = True  # pyright: ignore[reportFunctionMemberAccess]
     ds = windows(robots()).traj_map(marked)
-    assert ds.samples is not None
+    assert ds._samples is not None
     assert all(frame["marker"] == 7 for frame in ds.flatten())
 
 
@@ -109,7 +109,7 @@ def test_a_function_before_the_transforms_is_called_once():
     for ours, theirs in ((made, plain), (made.flatten(), plain.flatten())):
         for one, other in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(one["action"], other["action"] * 2)
-    assert made.samples is not None  # and it is not called for each sample again
+    assert made._samples is not None  # and it is not called for each sample again
 
 
 def test_a_function_before_the_transforms_loses_nothing(tmp_path):
@@ -206,7 +206,7 @@ def test_explanations_name_episode_and_time():
 
 def test_filters_of_trajectories_and_of_frames():
     long = windows(robots()).filter(lambda trajectory: len(trajectory["action"]) > 2)
-    assert len(long) == 3 and long.samples is not None
+    assert len(long) == 3 and long._samples is not None
     assert {episode for _, episode, _ in places(long.flatten())} == {0, 2, 3}
     opaque = robots().traj_map(renamed).filter(lambda trajectory: len(trajectory["action"]) > 2)
     assert [len(each["action"]) for each in opaque] == [5, 9, 3]
@@ -250,12 +250,12 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="have 8 frames together, but action has 9 entries"):
         Episodes.of_arrays({"action": np.zeros((9, 2))}, [3, 5])
     for name, kwargs in (
-        ("goal_relabeling has no strategy 'near'", {"goal_relabeling_strategy": "near"}),
+        ('The strategy of goal_relabeling must be "uniform", got .near', {"goal_relabeling_strategy": "near"}),
         (
             "uniform takes \\['max_goal_distance'\\]",
             {"goal_relabeling_strategy": "uniform", "goal_relabeling_kwargs": {"d": 1}},
         ),
-        ("task_augmentation has no strategy", {"task_augment_strategy": "near"}),
+        ('task_augmentation must be "delete_task_conditioning"', {"task_augment_strategy": "near"}),
         ("takes \\['keep_image_prob'\\], got \\[\\]", {"task_augment_strategy": "delete_task_conditioning"}),
     ):
         with pytest.raises(ValueError, match=name):
@@ -373,7 +373,7 @@ def test_batches_of_what_has_no_end_have_none():
 
 def test_some_trajectories_are_still_known_ones():
     some = robots().skip(1).take(2)
-    assert some.samples is not None and len(windows(some).flatten()) == sum(LENGTHS[1:3])
+    assert some._samples is not None and len(windows(some).flatten()) == sum(LENGTHS[1:3])
     drawn = windows(robots()).shuffle(seed=1).take(2)
     assert len(drawn.flatten()) == sum(len(trajectory["action"]) for trajectory in drawn)
 
@@ -498,7 +498,7 @@ def test_workers_change_nothing(workers):
     with whole_pipeline().iterator(workers=workers) as there:
         for ours, theirs in zip(itertools.islice(there, 12), here, strict=True):
             same(ours, theirs)
-    with whole_pipeline().with_threads(2).iterator(prefetch=3) as there:
+    with whole_pipeline()._with_threads(2).iterator(prefetch=3) as there:
         for ours, theirs in zip(itertools.islice(there, 12), here, strict=True):
             same(ours, theirs)
 
@@ -561,7 +561,7 @@ def test_a_table_is_the_same_from_disk(tmp_path):
 def test_metadata_of_episodes_are_kept(tmp_path):
     for _ in range(2):  # made, then from the cache
         ds, _ = made(str(tmp_path))
-        table = ds.samples.episodes
+        table = ds._samples.episodes
         episodes = RLDSBuilder("synth_rlds", str(GOLDEN / "tfds")).episodes("all")
         for name, column in table.metadata["episode_metadata"].items():
             expected = [episode["traj_metadata"]["episode_metadata"][name][0] for episode in episodes]

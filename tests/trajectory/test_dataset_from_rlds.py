@@ -197,9 +197,9 @@ def test_hints_for_threads_are_honoured_up_to_one_per_core(made, tmp_path, monke
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     ds, _ = made(name="many", standardize_fn=noted(folder), num_parallel_calls=12)
     assert 1 <= len(list(folder.iterdir())) <= 2 and str(os.getpid()) not in os.listdir(folder)
-    assert ds.read_options.num_threads == 2
-    assert made(num_parallel_calls=1)[0].read_options.num_threads == 1
-    assert made(num_parallel_reads=1)[0].read_options.num_threads == 1
+    assert ds._read_options.num_threads == 2
+    assert made(num_parallel_calls=1)[0]._read_options.num_threads == 1
+    assert made(num_parallel_reads=1)[0]._read_options.num_threads == 1
 
 
 def test_minus_one_leaves_the_number_to_the_library(made, tmp_path, monkeypatch):
@@ -207,7 +207,7 @@ def test_minus_one_leaves_the_number_to_the_library(made, tmp_path, monkeypatch)
     monkeypatch.setattr(make_dataset, "iterate_once", lambda ds, what, options=None: asked.append(options) or iter(ds))
     for hint in (None, -1, 0):
         ds, _ = made(num_parallel_calls=hint, num_parallel_reads=hint, cache_dir=str(tmp_path / str(hint)))
-        assert ds.read_options.num_threads == 0
+        assert ds._read_options.num_threads == 0
     assert asked == [None, None, None]
 
 
@@ -410,7 +410,12 @@ def test_image_and_depth_keys_must_be_dicts(made, keys):
 def test_options_of_the_store_reach_it(made, monkeypatch):
     asked = []
     builder = reader.RLDSBuilder
-    monkeypatch.setattr(reader, "RLDSBuilder", lambda *args: asked.append(args[2]) or builder(*args))
+
+    def open_builder(*args, storage_options):
+        asked.append(storage_options)
+        return builder(*args, storage_options=storage_options)
+
+    monkeypatch.setattr(reader, "RLDSBuilder", open_builder)
     made(storage_options={"anon": True})
     assert asked == [{"anon": True}]
 

@@ -6,7 +6,8 @@ from helpers.golden_trajectories import text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.trajectory.goal_relabeling import choose_goals, uniform
+from bushel._src.trajectory.traj_transforms import choose_goals
+from bushel.trajectory.goal_relabeling import uniform
 
 DISTRIBUTIONS = text("goal/uniform_distribution")
 

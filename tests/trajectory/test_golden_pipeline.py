@@ -117,7 +117,7 @@ class Chosen(Draws):
 
 def with_goals(ds: TrajectoryDataset, number: int, goals: np.ndarray) -> Any:
     """The whole trajectory, with these goals."""
-    samples = ds.samples
+    samples = ds._samples
     place = ORDER.index(number)
     length = int(samples.episodes.lengths[samples.chosen[place]])
     times = np.arange(length)
@@ -163,7 +163,7 @@ def test_filters_leave_out_what_the_original_leaves_out(cache):
 
     def left(**kwargs):
         filtered = apply_trajectory_transforms(ds, train=False, **kwargs)
-        return sorted(ORDER[number] for number in filtered.samples.chosen.tolist())
+        return sorted(ORDER[number] for number in filtered._samples.chosen.tolist())
 
     for name in ("max_action_3", "max_action_50", "max_action_6"):
         assert left(max_action=float(name.rpartition("_")[2])) == theirs[name]
@@ -193,7 +193,7 @@ def test_filter_functions_see_raw_trajectories(cache):
     theirs = text("meta/filters_splits_language")
     for functions, name in (([keep_success], "keep_success"), ([keep_success, at_least_8], "success_and_len8")):
         ds, found = made(cache, filter_functions=functions)
-        numbers = ds.samples.episodes.numbers
+        numbers = ds._samples.episodes.numbers
         assert numbers is not None and sorted(ORDER[n] for n in numbers) == theirs[f"filter_{name}_eps"]
         assert [found["num_trajectories"], found["num_transitions"]] == theirs[f"filter_{name}_num"]
 
@@ -201,7 +201,7 @@ def test_filter_functions_see_raw_trajectories(cache):
 def test_splits_are_the_originals(cache):
     theirs = text("meta/filters_splits_language")
     ds, found = made(cache)
-    assert [ORDER[n] for n in ds.samples.chosen] == theirs["split/synth_rlds/train=True"]["eps"]
+    assert [ORDER[n] for n in ds._samples.chosen] == theirs["split/synth_rlds/train=True"]["eps"]
     assert found["num_trajectories"] == theirs["split/synth_rlds/train=True"]["stats_num_traj"]
     with pytest.raises(ValueError, match=r"'train\[95%:\]' names no episodes \('train' has 8\)"):
         made(cache, train=False)
@@ -231,7 +231,7 @@ def test_a_split_for_validation_is_the_originals(train, cache, tmp_path):
 def test_empty_trajectories_are_left_out(cache):
     theirs = text("meta/filters_splits_language")
     ds, found = made(cache, name="synth_rlds_edge", image_obs_keys={}, language_key=None)
-    assert sorted(ds.samples.episodes.lengths.tolist()) == theirs["edge_lengths_after_is_nonzero_length"]
+    assert sorted(ds._samples.episodes.lengths.tolist()) == theirs["edge_lengths_after_is_nonzero_length"]
     assert [found["num_trajectories"], found["num_transitions"]] == theirs["edge_stats"]
 
 

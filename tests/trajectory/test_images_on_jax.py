@@ -13,8 +13,9 @@ from bushel._src.trajectory.augmentations import augment_image, draw_parameters
 from bushel._src.trajectory.data_utils import make_key
 from bushel._src.trajectory.obs_transforms import choose_images, over_window
 from bushel._src.trajectory.pixels import resize_depth_image, resize_image
+from bushel._src.trajectory.task_augmentation import delete_conditioning
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout
-from bushel.trajectory.task_augmentation import delete_conditioning, delete_task_conditioning
+from bushel.trajectory.task_augmentation import delete_task_conditioning
 
 KEYS = (jax.random.key, jax.random.PRNGKey)
 AUGMENT = {

@@ -209,8 +209,8 @@ def test_without_tasks_instructions_are_empty_and_masked(copy, version):
     assert LeRobotSource(folder)[0]["task"] == ""
     keys = {"language_key": "language_instruction", "train_split": "train"}
     ds, _ = make_dataset_from_lerobot(folder.name, folder.parent, train=True, **keys)
-    assert ds.samples is not None
-    assert not ds.samples.episodes.columns["task"]["language_instruction"].is_present(np.arange(27)).any()
+    assert ds._samples is not None
+    assert not ds._samples.episodes.columns["task"]["language_instruction"].is_present(np.arange(27)).any()
 
 
 def test_images_in_rows_and_shapes_with_channels_first(tmp_path):
@@ -602,7 +602,7 @@ def test_a_masked_camera_is_masked_in_the_pipeline(copy, tmp_path):
     keys |= {"cache_dir": str(tmp_path / "cache"), "on_error": "mask"}
     with pytest.warns(UserWarning, match="black, and masked"):
         ds, _ = make_dataset_from_lerobot("copy3", folder.parent, train=True, **keys)
-    samples = ds.samples
+    samples = ds._samples
     assert samples is not None and isinstance(ds, TrajectoryDataset)
     columns = samples.episodes.columns["observation"]
     present = [columns["image_primary"].is_present(np.arange(27)), columns["image_wrist"].is_present(np.arange(27))]

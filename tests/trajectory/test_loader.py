@@ -259,7 +259,7 @@ def test_hints_for_threads_do_not_change_batches(config, expected, workers):
         frame_transform_kwargs={**config.frame_transform_kwargs, "num_parallel_calls": 3},
         **hints,
     )
-    options = loader.dataset.read_options
+    options = loader.dataset._read_options
     assert 1 <= options.num_threads <= 4 and options.threaded
     with iter(loader) as batches:
         assert_same_batches(some(batches, len(expected)), expected)

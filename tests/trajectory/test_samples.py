@@ -11,7 +11,8 @@ from helpers.numpy_versions import STRING_DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel._src.trajectory.data_utils import flatten_tree, take
+from bushel._src.trajectory import task_augmentation, traj_transforms
+from bushel._src.trajectory.data_utils import flatten_tree
 from bushel._src.trajectory.dataset_parts import join_samples
 from bushel._src.trajectory.dataset_transforms import apply_trajectory_transforms
 from bushel._src.trajectory.episodes import Episodes
@@ -19,7 +20,6 @@ from bushel._src.trajectory.sample_index import Draws, draw_for_numbers
 from bushel._src.trajectory.samples import Samples, Transforms
 from bushel._src.trajectory.traj_transforms import Windows
 from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
-from bushel.trajectory import goal_relabeling, task_augmentation, traj_transforms
 
 lengths_of_episodes = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 compats = st.sampled_from([None, "crossformer"])
@@ -125,8 +125,8 @@ def test_rows_are_what_the_trajectory_functions_make(
         expected = traj_transforms.pad_actions_and_proprio(expected, width, width, compat=compat)
         chance = Draws(0, np.arange(length), np.zeros(length, int))
         if relabel:
-            chosen = goal_relabeling.choose_goals(np.arange(length), length, chance.per_sample(0), distance)
-            observed = take(expected["observation"], chosen)
+            chosen = traj_transforms.choose_goals(np.arange(length), length, chance.per_sample(0), distance)
+            observed = traj_transforms.take(expected["observation"], chosen)
             expected["task"] = traj_transforms_merge(expected["task"], observed)
         expected = traj_transforms.add_head_action_mask(expected, transforms.head_to_dataset)
         expected = traj_transforms.chunk_act_obs(expected, window, horizon, override, compat=compat)
@@ -150,7 +150,7 @@ def test_any_rows_are_those_of_the_whole(lengths, rows, compat):
     episodes, times = np.array(pairs).T
     whole = samples.rows(episodes, times, Draws(7, np.arange(len(pairs)), episodes))
     some = samples.rows(episodes[chosen], times[chosen], Draws(7, chosen, episodes[chosen]))
-    same(some, take(whole, chosen))
+    same(some, traj_transforms.take(whole, chosen))
 
 
 @settings(max_examples=40, deadline=None)
@@ -256,7 +256,7 @@ def test_texts_of_any_kind_are_bytes_and_empty_ones_padding(kind):
 @given(lengths=lengths_of_episodes, window=st.integers(1, 5), horizon=st.integers(1, 8), seed=st.integers(0, 99))
 def test_no_window_crosses_an_episode_and_masks_are_true_where_data_are_real(lengths, window, horizon, seed):
     samples = samples_of(lengths, transforms=Transforms(Windows(window, horizon)))
-    ds = TrajectoryDataset.from_samples(samples).flatten().shuffle(seed=seed)
+    ds = TrajectoryDataset._from_samples(samples).flatten().shuffle(seed=seed)
     met = set()
     for sample in ds:
         observation, action = sample["observation"], sample["action"]
@@ -296,7 +296,7 @@ def test_actions_in_chunks_are_cut_to_the_horizon(lengths, chunk, horizon, windo
     if chunk > horizon:
         with pytest.raises(ValueError, match=f"The original cannot cut chunks of {chunk}"):
             apply_trajectory_transforms(ds, **asked, compat="crossformer")
-    samples = apply_trajectory_transforms(ds, **asked).samples
+    samples = apply_trajectory_transforms(ds, **asked)._samples
     for episode, length in enumerate(lengths):
         rows = samples.trajectory(episode)
         assert rows["action"].shape == (length, window, horizon, 2) == rows["action_pad_mask"].shape
@@ -389,7 +389,7 @@ def test_joined_samples_are_those_of_the_parts(first, second, third, compat):
         here = np.flatnonzero((numbers >= offset) & (numbers < offset + len(part)))
         episode, time = part.space.locate(numbers[here] - offset, np.zeros(len(here), int))
         chance = Draws(0, numbers[here], episode)
-        same(take(rows, here), part.rows(episode, time, chance))
+        same(traj_transforms.take(rows, here), part.rows(episode, time, chance))
         offset += len(part)
 
 

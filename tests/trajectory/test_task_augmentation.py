@@ -10,13 +10,12 @@ from helpers.numpy_versions import STRING_DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bushel._src.trajectory.task_augmentation import delete_conditioning, rephrase
 from bushel.trajectory import get_dataset, write_rlds
 from bushel.trajectory.task_augmentation import (
     Rephraser,
     delete_and_rephrase,
-    delete_conditioning,
     delete_task_conditioning,
-    rephrase,
     rephrase_instruction,
 )
 from bushel.trajectory.traj_transforms import add_pad_mask_dict

@@ -116,17 +116,17 @@ def test_the_viewer_does_not_hold_an_iterator():
     it = iter(timed())
     alive = weakref.ref(it)
     with bushel.view(it) as page:
-        assert page.session.attached.read()["finished"] is False
+        assert page._session.attached.read()["finished"] is False
         del it
         gc.collect()
-        assert alive() is None and page.session.attached.read()["finished"] is True
-        assert panels.describe_session(page.session)["panels"]["running"]["applies"]
+        assert alive() is None and page._session.attached.read()["finished"] is True
+        assert panels.describe_session(page._session)["panels"]["running"]["applies"]
 
 
 def test_the_last_iterator_of_a_dataset_is_shown():
     ds = timed()
     with bushel.view(ds) as page:
-        running = page.session.attached
+        running = page._session.attached
         for count in (3, 5):  # epochs of a training loop
             it = iter(ds.limit(100))
             for _ in range(count):
@@ -167,12 +167,12 @@ def test_each_kind_of_dataset_finds_its_iterators(make):
     other = iter(make())
     with bushel.view(ds) as page, bushel.view(other) as second:
         with pytest.raises(NothingRuns, match="No iterator of this data set runs in this process"):
-            page.session.attached.read()
+            page._session.attached.read()
         it = iter(ds)
         next(it)
-        assert find_iterator(page.session.last.node) is getattr(it, "_iterator", it)
-        assert page.session.attached.read()["finished"] is False and page.session.attached.has_begun
-        assert second.session.steps and second.session.attached.read()["finished"] is False
+        assert find_iterator(page._session.last.node) is getattr(it, "_iterator", it)
+        assert page._session.attached.read()["finished"] is False and page._session.attached.has_begun
+        assert second._session.steps and second._session.attached.read()["finished"] is False
 
 
 def test_without_a_program_there_is_no_such_panel(open_page):

@@ -9,7 +9,7 @@
 """
 
 from bushel._src.jit.array_source import ArraySource, ShardedSource, Window, WindowSource, mix
-from bushel._src.jit.chunk_loader import ChunkLoader
+from bushel._src.jit.chunk_loader import Chunk, ChunkLoader
 from bushel._src.jit.common_transforms import (
     BatchTransform,
     FlattenImageTransform,
@@ -21,8 +21,8 @@ from bushel._src.jit.common_transforms import (
     TimeSeriesBatchTransform,
     masked_mean,
 )
-from bushel._src.jit.compiled_loader import DataLoader, LoaderState
-from bushel._src.jit.gymnax_source import GymnaxSource
+from bushel._src.jit.compiled_loader import CompiledIterator, DataLoader, LoaderState
+from bushel._src.jit.gymnax_source import GymnaxSource, GymnaxSourceState
 from bushel._src.jit.host_callbacks import DiskSource, HostCallbackTransform
 from bushel._src.jit.image_augmentation import (
     ColorJitterTransform,
@@ -35,19 +35,24 @@ from bushel._src.jit.image_augmentation import (
 from bushel._src.jit.replay_buffer import (
     BufferTransform,
     PrioritisedBuffer,
+    PriorityState,
     ReplayBuffer,
+    ReplayState,
     TrajectoryBuffer,
+    TrajectoryState,
     n_step_return,
 )
-from bushel._src.jit.source import Source
+from bushel._src.jit.source import IndexedState, Source
 from bushel.jit import cereal, datasets
 
 __all__ = [
     "ArraySource",
     "BatchTransform",
     "BufferTransform",
+    "Chunk",
     "ChunkLoader",
     "ColorJitterTransform",
+    "CompiledIterator",
     "CutMixTransform",
     "CutoutTransform",
     "DataLoader",
@@ -55,21 +60,26 @@ __all__ = [
     "FlattenImageTransform",
     "FlattenTransform",
     "GymnaxSource",
+    "GymnaxSourceState",
     "HostCallbackTransform",
+    "IndexedState",
     "LoaderState",
     "MapTransform",
     "MixupTransform",
     "NormalizeImageTransform",
     "PrioritisedBuffer",
+    "PriorityState",
     "RandomCropTransform",
     "RandomFlipTransform",
     "RandomMapTransform",
     "RenameTransform",
     "ReplayBuffer",
+    "ReplayState",
     "ShardedSource",
     "Source",
     "TimeSeriesBatchTransform",
     "TrajectoryBuffer",
+    "TrajectoryState",
     "Window",
     "WindowSource",
     "cereal",

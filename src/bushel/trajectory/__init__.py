@@ -21,6 +21,7 @@ if _typing.TYPE_CHECKING:
     from bushel._src.trajectory.episode_builder import EpisodeBuilder, open_episodes
     from bushel._src.trajectory.episode_conversion import convert_episodes, reencode_videos
     from bushel._src.trajectory.episodes import Episodes
+    from bushel._src.trajectory.lerobot.dataset_folder import LeRobotFeature
     from bushel._src.trajectory.lerobot.reader import LeRobotSource
     from bushel._src.trajectory.make_dataset import make_dataset_from_lerobot, make_dataset_from_rlds
     from bushel._src.trajectory.mixture_config import DatasetConfig, MixtureConfig
@@ -45,6 +46,7 @@ if _typing.TYPE_CHECKING:
     from bushel._src.trajectory.traj_transforms import Windows
     from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
     from bushel._src.trajectory.trajectory_loader import (
+        LoaderIterator,
         TrajectoryLoader,
         build_dataset_from_config,
         create_validation_dataset,
@@ -70,7 +72,9 @@ __all__ = [
     "EpisodeBuilder",
     "Episodes",
     "HFTokenizer",
+    "LeRobotFeature",
     "LeRobotSource",
+    "LoaderIterator",
     "MixtureConfig",
     "ModuleSpec",
     "NormalizationType",
@@ -131,6 +135,7 @@ _MODULES = {
     "trajectory.episode_builder": "EpisodeBuilder open_episodes",
     "trajectory.episode_conversion": "convert_episodes reencode_videos",
     "trajectory.episodes": "Episodes",
+    "trajectory.lerobot.dataset_folder": "LeRobotFeature",
     "trajectory.lerobot.reader": "LeRobotSource",
     "trajectory.make_dataset": "make_dataset_from_lerobot make_dataset_from_rlds",
     "trajectory.mixture_config": "DatasetConfig MixtureConfig",
@@ -148,7 +153,7 @@ _MODULES = {
     "trajectory.trajectory_dataset": "TrajectoryDataset",
     "trajectory.trajectory_loader": (
         "build_dataset_from_config create_validation_dataset get_dataloader get_dataset "
-        "make_interleaved_dataset make_single_dataset TrajectoryLoader"
+        "LoaderIterator make_interleaved_dataset make_single_dataset TrajectoryLoader"
     ),
 }
 

@@ -7,17 +7,13 @@ may come from different episodes; `samples.py` calls the same cores.
 from bushel._src.trajectory.task_augmentation import (
     Rephraser,
     delete_and_rephrase,
-    delete_conditioning,
     delete_task_conditioning,
-    rephrase,
     rephrase_instruction,
 )
 
 __all__ = [
     "Rephraser",
     "delete_and_rephrase",
-    "delete_conditioning",
     "delete_task_conditioning",
-    "rephrase",
     "rephrase_instruction",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, get_args
 
@@ -128,6 +128,18 @@ def suggest(value: Any, words: Iterable[str]) -> str:
     """
     near = nearest(value, words) if isinstance(value, str) else None
     return "" if near is None else f' Did you mean "{near}"?'
+
+
+def unused(given: Mapping[str, bool], why: str, way_out: str) -> None:
+    """Raises ValueError if one of these arguments was given, though it has no effect.
+
+    >>> unused({"seed": True, "noise": False}, "without noise", "Leave it out")
+    Traceback (most recent call last):
+    ValueError: seed has no effect without noise. Leave it out.
+    """
+    names = [name for name, is_given in given.items() if is_given]
+    if names:
+        raise ValueError(f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} no effect {why}. {way_out}.")
 
 
 def instance(value: Any, kind: type, what: str, way_out: str) -> None:

@@ -113,13 +113,17 @@ class MultiprocessingOptions:
             checks.positive(self.budget_bytes, "budget_bytes")
         if self.timeout_s is not None and not checks.number(self.timeout_s, "timeout_s") > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
-        if self.timeout_s is not None and self.num_workers == 0:
-            warnings.warn(
-                f"timeout_s={self.timeout_s} has no effect: it needs workers, which can be stopped. Write "
-                f"MultiprocessingOptions(num_workers=4, timeout_s={self.timeout_s}).",
-                BushelWarning,
-                stacklevel=4,
-            )
+        if self.num_workers != 0:
+            return
+        for name, why in (("timeout_s", "which can be stopped"), ("budget_bytes", "which share memory")):
+            value = getattr(self, name)
+            if value is not None:
+                warnings.warn(
+                    f"{name}={value} has no effect: it needs workers, {why}. Write "
+                    f"MultiprocessingOptions(num_workers=4, {name}={value}).",
+                    BushelWarning,
+                    stacklevel=4,
+                )
 
 
 @public("bushel")

@@ -90,18 +90,18 @@ class RngPool:
     def __reduce__(self) -> tuple[Any, ...]:
         return (RngPool, (self._seed,))
 
-    def borrow(self) -> Generators:
+    def _borrow(self) -> Generators:
         """Generators that only the caller uses, until `give_back`."""
         with self._lock:
             return self._free.pop() if self._free else Generators(self._seed)
 
-    def give_back(self, generators: Generators) -> None:
+    def _give_back(self, generators: Generators) -> None:
         with self._lock:
             self._free.append(generators)
 
     def acquire_rng(self, index: int, *, op_seed: int = 0) -> np.random.Generator:
         """A generator at the start of the stream of `index`, for the caller until `release_rng`."""
-        generators = self.borrow()
+        generators = self._borrow()
         rng = generators.at(index, op_seed)
         self._lent[id(rng)] = generators
         return rng
@@ -111,7 +111,7 @@ class RngPool:
         generators = self._lent.pop(id(rng), None)
         if generators is None:
             raise ValueError("release_rng takes a generator that acquire_rng of the same pool returned, and only once.")
-        self.give_back(generators)
+        self._give_back(generators)
 
 
 def derive(seeds_and_depths: Sequence[tuple[int, int]]) -> int:

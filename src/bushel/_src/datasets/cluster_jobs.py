@@ -70,7 +70,7 @@ def convert(
     known = find_job_options()
     chosen = _read_actors(workers) or (known if isinstance(known, RayOptions) else RayOptions())
     run_all = functools.partial(run_jobs, chosen)
-    return conversion.convert(sources, target, shards=shards, run_all=run_all, **arguments)
+    return conversion.convert(sources, target, shards=shards, _run_all=run_all, **arguments)
 
 
 def _read_actors(workers: int | RayOptions | None) -> RayOptions | None:

@@ -279,10 +279,10 @@ def bind_column(values: Any, node: MapNode, what: str) -> Column:
     values = compute_values(values, node)
     if not isinstance(values, Column):
         return _column_by_position(values, node, what)
-    if values.reaches(node):
+    if values._reaches(node):
         return values
     # The user may have built the pipeline a second time: then the column belongs to nodes of the same identity.
-    known = [(identify(part.node), part.values) for part in values.parts]
+    known = [(identify(part.node), part.values) for part in values._parts]
     parts = [
         NodeValues(above, part_values)
         for above in _ancestors(node)
@@ -290,9 +290,9 @@ def bind_column(values: Any, node: MapNode, what: str) -> Column:
         if identify(above) == same
     ]
     column = Column(tuple(parts))
-    if parts and column.reaches(node):
+    if parts and column._reaches(node):
         return column
-    homes = " and ".join(part.node.call() for part in values.parts)
+    homes = " and ".join(part.node.call() for part in values._parts)
     raise ValueError(
         f"`{what}` got a column of the elements of {homes}, and not every element of {node.call()} is made of one of "
         "them. Compute the column on this dataset, or on one that it is made of."
@@ -302,7 +302,7 @@ def bind_column(values: Any, node: MapNode, what: str) -> Column:
 def check_mask(values: Any, node: MapNode) -> Column:
     """`values` as a column of bools, for `where`."""
     column = bind_column(values, node, "where")
-    if column.dtype != bool or any(part.values.ndim != 1 for part in column.parts):
+    if column.dtype != bool or any(part.values.ndim != 1 for part in column._parts):
         raise TypeError(
             f"`where` takes one bool per element, such as `lengths > 10`; got values of {_type_of(column)}."
         )
@@ -340,12 +340,12 @@ def check_groups(values: Any, node: MapNode, whole: MapNode) -> np.ndarray:
     if not isinstance(values, (Column, str)) and whole.epochs is not Epochs.SAME:
         raise ValueError(_explain_order("split", whole))
     column = bind_column(values, node, "split")
-    if column.dtype.kind not in "biuSUmM" or any(part.values.ndim != 1 for part in column.parts):
+    if column.dtype.kind not in "biuSUmM" or any(part.values.ndim != 1 for part in column._parts):
         raise TypeError(
             "`split(by=...)` takes one whole number, text or date per element, such as the number of an episode; got "
             f"values of {_type_of(column)}."
         )
-    return column.of_epoch(node, 0)
+    return column._of_epoch(node, 0)
 
 
 def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
@@ -357,7 +357,7 @@ def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
         )
     values = compute_values(values, node)  # once, and not for each feature
     found = [_check_lengths(values, node, name) for name in options.capacities]
-    lengths = np.stack([column.of_epoch(node, 0) for column in found], axis=1).astype(np.int64)
+    lengths = np.stack([column._of_epoch(node, 0) for column in found], axis=1).astype(np.int64)
     if options.strategy != "concat_split":
         for number, (name, capacity) in enumerate(options.capacities.items()):
             above = np.flatnonzero(lengths[:, number] > capacity)
@@ -367,7 +367,7 @@ def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
                     f"element {above[0]} with {lengths[above[0], number]} ({name}). Truncate them, leave them out with "
                     '`where(lengths <= ...)`, or cut them with strategy="concat_split".'
                 )
-    return PackedRows(node, options, plan_rows(lengths, options), digest([column.digest for column in found]))
+    return PackedRows(node, options, plan_rows(lengths, options), digest([column._digest for column in found]))
 
 
 def bucket_batches(node: MapNode, values: Any, options: BucketOptions) -> Bucket:
@@ -398,12 +398,12 @@ def _check_lengths(values: Any, node: MapNode, name: str) -> Column:
 
 
 def _check_whole_numbers(column: Column, what: str) -> Column:
-    if column.dtype.kind not in "iu" or any(part.values.ndim != 1 for part in column.parts):
+    if column.dtype.kind not in "iu" or any(part.values.ndim != 1 for part in column._parts):
         raise TypeError(f"`{what}` takes one whole number per element as its length; got values of {_type_of(column)}.")
-    least = min((int(part.values.min()) for part in column.parts if len(part.values)), default=0)
+    least = min((int(part.values.min()) for part in column._parts if len(part.values)), default=0)
     if least < 0:
         raise ValueError(f"`{what}` got a negative length, {least}.")
-    most = max((int(part.values.max()) for part in column.parts if len(part.values)), default=0)
+    most = max((int(part.values.max()) for part in column._parts if len(part.values)), default=0)
     if most > np.iinfo(np.int64).max:
         raise ValueError(f"`{what}` got a length of {most}, more than an int64 holds.")
     return column
@@ -411,13 +411,13 @@ def _check_whole_numbers(column: Column, what: str) -> Column:
 
 def _check_numbers(values: Any, node: MapNode, what: str) -> Column:
     column = bind_column(values, node, what)
-    if column.dtype.kind not in "biuf" or any(part.values.ndim != 1 for part in column.parts):
+    if column.dtype.kind not in "biuf" or any(part.values.ndim != 1 for part in column._parts):
         raise TypeError(f"`{what}` takes one number per element; got values of {_type_of(column)}.")
     return column
 
 
 def _type_of(column: Column) -> str:
-    return f"{column.dtype}{list(column.parts[0].values.shape[1:]) or ''}"
+    return f"{column.dtype}{list(column._parts[0].values.shape[1:]) or ''}"
 
 
 def _column_by_position(values: Any, node: MapNode, what: str) -> Column:

@@ -13,7 +13,7 @@ import numpy as np
 
 from bushel._src.base import checks, hints
 from bushel._src.base import transforms as tf
-from bushel._src.base.errors import BushelDeprecationWarning
+from bushel._src.base.errors import BushelDeprecationWarning, BushelWarning
 from bushel._src.base.hints import explains_arguments, renamed_arguments, show_as
 from bushel._src.base.late_imports import Lazy, install_command
 from bushel._src.base.options import DatasetOptions, MultiprocessingOptions, OptionValues, RayOptions, read_workers
@@ -508,6 +508,9 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         parent = self._node
         if parent.length is not None and checks.is_endless(parent.length):
             raise ValueError(f"{parent.call()} has no end, so it cannot be kept. Call `cache` before `repeat`.")
+        if cache_dir is None:
+            given = {"storage_options": storage_options is not None, "trust_source": trust_source}
+            checks.unused(given, "without cache_dir, since elements are kept in memory", "Write cache(cache_dir)")
         store = cache_stores.CacheMemory() if cache_dir is None else cache_stores.CacheFiles(cache_dir, storage_options)
         return IterPipeline(cache.Cache(parent, store, _CacheKey(parent, cache_dir is not None, trust_source)))
 
@@ -550,6 +553,9 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         if options is not None and num_workers is not None:
             raise TypeError(f"mp_prefetch takes options or num_workers, not both; got {options!r} and {num_workers!r}.")
         chosen = read_workers(num_workers if options is None else options) or MultiprocessingOptions(num_workers=None)
+        if worker_init_fn is not None and chosen.num_workers == 0:
+            told = "worker_init_fn has no effect without workers. Write `mp_prefetch(4, worker_init_fn)`."
+            warnings.warn(told, BushelWarning, stacklevel=2)
         return IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
 
     @explains_arguments(

@@ -7,6 +7,7 @@ import builtins
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, SupportsIndex, TypeGuard, TypeVar, overload
 
@@ -15,7 +16,7 @@ import numpy as np
 from bushel._src.base import blocks, checks, hints
 from bushel._src.base import transforms as tf
 from bushel._src.base.blocks import Block
-from bushel._src.base.errors import RowFailed, add_note, remove_library_frames
+from bushel._src.base.errors import BushelWarning, RowFailed, add_note, remove_library_frames
 from bushel._src.base.grain_names import Stats
 from bushel._src.base.hints import explains_arguments, renamed_arguments, show_as
 from bushel._src.base.late_imports import Lazy
@@ -714,6 +715,9 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         ['banana', 'kiwi']
         """
         checked = check_transform(function, tf.Map, "column")
+        if cache_dir is None:
+            given = {"storage_options": storage_options is not None, "trust_source": trust_source}
+            checks.unused(given, "without cache_dir, since nothing is kept", "Write cache_dir=folder")
         return computed_columns.column(
             self._node,
             checked,
@@ -791,6 +795,8 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         """
         if not 0 <= noise <= 1:
             raise ValueError(f"noise must be between 0 (sorted) and 1 (shuffled), got {noise!r}.")
+        if seed is not None and not noise:  # no error: a program may try several values of noise with one seed
+            warnings.warn("seed has no effect without noise. Write noise=1 to shuffle.", BushelWarning, stacklevel=2)
         rule = select.OrderBy(float(noise), derive_seed(self, seed, "order_by") if noise else 0)
         return _choose(self._node, computed_columns.check_sortable, _check_values(values, "order_by"), rule)
 
@@ -868,6 +874,10 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         [[[1, 0], [1, 1]], [[1, 1, 1, 1], [1, 1, 1, 0]]]
         """
         checked = _check_values(lengths, "bucket")
+        if batch_fn is not None:
+            padded = isinstance(padding, Mapping) or padding != 0
+            given = {"features": features is not None, "padding": padded}
+            checks.unused(given, "with batch_fn, which makes the batch", "Pad inside batch_fn")
         bounds, sizes = by_length.check_sizes(boundaries, batch_sizes)
         chosen = derive_seed(self, seed, "bucket")
         named = None if features is None else tuple(features)

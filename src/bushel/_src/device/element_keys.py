@@ -38,6 +38,7 @@ def keys(seed: int, *, impl: str | None = None) -> Keys:
     return Keys(checks.seed(seed), impl)
 
 
+@public("bushel.device")
 @in_states("Keys")
 @dataclasses.dataclass(frozen=True)
 class Keys:

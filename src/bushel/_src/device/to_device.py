@@ -177,6 +177,7 @@ def _need_jax() -> None:
         raise ImportError(f"device_put needs JAX: {install_command('jax')}") from error
 
 
+@public("bushel.device")
 class LoaderOnDevice:
     """The elements of a loader on a device: iterate over it, or take an iterator for its state."""
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from bushel._src.base import trees
 from bushel._src.base.blocks import Block, Columns
+from bushel._src.base.public import public
 from bushel._src.graph.node import InPlace, MapNode, Node, OneParentMap, Plan, replace_parents
 
 DELIVERY = "delivery"
@@ -29,6 +30,7 @@ BUSY_SHARE = 0.7
 """If workers compute for this share of the time or more, they are the bottleneck."""
 
 
+@public("bushel")
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """One operation of a pipeline, where it ran, how much it gave, and the time of its own work.
@@ -47,6 +49,7 @@ class Stage:
     """Whether a prefetch follows it, and it runs in the consumer all the same, since it needs its elements in order."""
 
 
+@public("bushel")
 @dataclasses.dataclass(frozen=True)
 class Pool:
     """Workers or threads that compute ahead. Figures of time are zero if stages are not timed."""
@@ -71,6 +74,7 @@ class Pool:
         return f"{self.size} {self.kind}" if self.size != 1 else f"1 {self.kind.removesuffix('s')}"
 
 
+@public("bushel")
 @dataclasses.dataclass(frozen=True)
 class Transfer:
     """Elements that `to_device` has put on devices. These figures are always taken."""
@@ -122,6 +126,7 @@ class Transfer:
         )
 
 
+@public("bushel")
 @dataclasses.dataclass(frozen=True)
 class SkippedElements:
     """An element that failed and was skipped, or several that failed together."""

@@ -11,12 +11,14 @@ import dataclasses
 import itertools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import numpy as np
 
 from bushel._src.base.blocks import Block
+from bushel._src.base.errors import BushelWarning
 from bushel._src.base.options import DatasetOptions, ExecutionTrackingMode, RayOptions, ReadOptions
 from bushel._src.engine.delivery import Placement
 from bushel._src.engine.measurements import count_cores
@@ -96,7 +98,12 @@ options, its executor and its count of skipped elements. The report shows the da
 
 
 def _make_skips(options: DatasetOptions) -> Skips | None:
-    return Skips(options.skip_limit) if options.on_error == "skip" else None
+    if options.on_error == "skip":
+        return Skips(options.skip_limit)
+    if options.skip_limit is not None:
+        told = f'skip_limit={options.skip_limit} has no effect without on_error="skip".'
+        warnings.warn(told, BushelWarning, stacklevel=2)
+    return None
 
 
 def open_alone(node: StreamNode, options: DatasetOptions, skips: Skips | None) -> Cursor:

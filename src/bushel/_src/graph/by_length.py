@@ -57,6 +57,8 @@ def check_options(length: Any, strategy: str, window: Any, seed: Any, max_sequen
     else:
         length = checks.positive(length, "The length of a row")
     checks.choice(strategy, STRATEGIES, "strategy")
+    if strategy == "concat_split":
+        checks.unused({"window": window != 64}, 'with "concat_split", which fills one row at a time', "Leave it out")
     if max_sequences is not None:
         max_sequences = checks.positive(max_sequences, "max_sequences")
         if strategy == "concat_split":
@@ -431,11 +433,11 @@ class Bucket(Batches):
 def put_into_buckets(node: MapNode, column: Column, options: BucketOptions) -> Bucket:
     """Batches of the elements of a node by their lengths, which are the values of `column`."""
     # Tables of later epochs, too, are made from the node that the column was computed on: the pipeline's may be a copy.
-    lengths = functools.partial(column.of_epoch, node)
+    lengths = functools.partial(column._of_epoch, node)
     find_buckets = functools.partial(_find_buckets, lengths, options.boundaries)
     counts = np.bincount(find_buckets(0), minlength=len(options.boundaries)).tolist()
     orders = EpochTables(functools.partial(_sort_by_bucket, find_buckets), one_for_all=node.epochs is Epochs.SAME)
-    return Bucket(node, options, column.digest, tuple(counts), orders, lengths)
+    return Bucket(node, options, column._digest, tuple(counts), orders, lengths)
 
 
 def _find_buckets(lengths: Callable[[int], np.ndarray], boundaries: tuple[int, ...], epoch: int) -> np.ndarray:

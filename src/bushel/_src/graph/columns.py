@@ -69,11 +69,6 @@ class Column(NDArrayOperatorsMixin):
         self._parts = parts
 
     @property
-    def parts(self) -> tuple[NodeValues, ...]:
-        """The nodes whose elements have values here, with these values."""
-        return self._parts
-
-    @property
     def values(self) -> np.ndarray:
         """The values, record by record; those of several datasets one after the other."""
         first, *others = (part.values for part in self._parts)
@@ -85,7 +80,7 @@ class Column(NDArrayOperatorsMixin):
         return self._parts[0].values.dtype
 
     @functools.cached_property
-    def digest(self) -> str:
+    def _digest(self) -> str:
         """A digest of all values. In the identity of a pipeline it stands for the column."""
         digest = hashlib.blake2b(digest_size=8)
         for part in self._parts:
@@ -108,7 +103,7 @@ class Column(NDArrayOperatorsMixin):
         if options:
             return NotImplemented
         columns = [value for value in inputs if isinstance(value, Column)]
-        if any([part.node for part in column.parts] != [part.node for part in self.parts] for column in columns):
+        if any([part.node for part in column._parts] != [part.node for part in self._parts] for column in columns):
             raise ValueError(
                 f"{ufunc.__name__} of columns of different records. Compute both columns on the same dataset."
             )
@@ -119,7 +114,7 @@ class Column(NDArrayOperatorsMixin):
                     "belongs to is not known. Calculate with numbers and columns, or with np.asarray(column)."
                 )
         made = [
-            calculate(ufunc, [v.parts[number].values if isinstance(v, Column) else v for v in inputs])
+            calculate(ufunc, [v._parts[number].values if isinstance(v, Column) else v for v in inputs])
             for number in range(len(self._parts))
         ]
         results = [self._with_values(join_arrays(arrays, ufunc.__name__)) for arrays in zip(*made, strict=True)]
@@ -167,35 +162,35 @@ class Column(NDArrayOperatorsMixin):
 
     # How the values of a node's elements are found.
 
-    def reaches(self, node: MapNode) -> bool:
+    def _reaches(self, node: MapNode) -> bool:
         """Whether every element of `node` is made of one record with a value here."""
         if self._part_of(node) is not None:
             return True
-        return node.one_to_one and all(map(self.reaches, node.parents))
+        return node.one_to_one and all(map(self._reaches, node.parents))
 
-    def at(self, node: MapNode, indices: np.ndarray) -> np.ndarray:
+    def _at(self, node: MapNode, indices: np.ndarray) -> np.ndarray:
         """The values of the elements of `node` at `indices`, in any epoch."""
         part = self._part_of(node)
         if part is not None:
             return part.values[int64.narrowed(indices % len(part.values))]
         _, which, positions = node.made_of(indices)
         if len(node.parents) == 1:
-            return self.at(node.parents[0], positions)
+            return self._at(node.parents[0], positions)
         values = np.zeros((len(indices), *self._parts[0].values.shape[1:]), self.dtype)
         for number, parent in enumerate(node.parents):
             here = which == number
             if here.any():
-                values[here] = self.at(parent, positions[here])
+                values[here] = self._at(parent, positions[here])
         return values
 
-    def of_epoch(self, node: MapNode, epoch: int) -> np.ndarray:
+    def _of_epoch(self, node: MapNode, epoch: int) -> np.ndarray:
         """The values of one epoch of `node`, in its order."""
         length = node.length
         strides = [range(low, min(low + _STRIDE, length)) for low in range(0, length, _STRIDE)]
         first = epoch * length
         if not strides:
             return np.zeros((0, *self._parts[0].values.shape[1:]), self.dtype)
-        return np.concatenate([self.at(node, int64.ranging(first + s.start, first + s.stop)) for s in strides])
+        return np.concatenate([self._at(node, int64.ranging(first + s.start, first + s.stop)) for s in strides])
 
     def _part_of(self, node: MapNode) -> NodeValues | None:
         return next((part for part in self._parts if part.node is node), None)

@@ -310,11 +310,11 @@ def _map_with_index(rows: Iterator[Any], operation: BlockOperation, numbers: Seq
 
 def _random_map(rows: Iterator[Any], operation: BlockOperation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
-    generators = operation.generators.borrow()
+    generators = operation.generators._borrow()
     try:
         return [None if row is None else function(row, generators.at(number)) for row, number in zip(rows, numbers)]
     finally:
-        operation.generators.give_back(generators)
+        operation.generators._give_back(generators)
 
 
 def _filter(rows: Iterator[Any], operation: BlockOperation, numbers: Sequence[int]) -> list[Any]:

@@ -206,7 +206,7 @@ class Chosen(Moved):
         return self.rule.epochs(self.parent.epochs)
 
     def parameters(self) -> dict[str, Any]:
-        return {"operation": name_of(type(self.rule)), **vars(self.rule), "column": self.column.digest}
+        return {"operation": name_of(type(self.rule)), **vars(self.rule), "column": self.column._digest}
 
     def call(self) -> str:
         return self.rule.call(self.column, self.parent.length)
@@ -214,7 +214,7 @@ class Chosen(Moved):
 
 def _make_table(node: MapNode, column: Column, rule: Rule, epoch: int) -> np.ndarray:
     """The table of an epoch. `node` is the one that the column was computed on: the pipeline's may be a copy."""
-    return rule.table(column.of_epoch(node, epoch), epoch)
+    return rule.table(column._of_epoch(node, epoch), epoch)
 
 
 def under_endless_repeat(node: MapNode, build: Callable[[MapNode], MapNode]) -> MapNode:

@@ -287,14 +287,14 @@ class _ManyReads(Plan):
 
     def entries(self, low: int, high: int, names: tuple[str | None, ...]) -> list[list[Any]]:
         source = self.node.source
-        if not isinstance(source, RaggedDataSource) or not source.has(names):
+        if not isinstance(source, RaggedDataSource) or not source._has(names):
             return Plan.entries(self, low, high, names)
-        return list(source.entries(self.positions[low:high], names))
+        return list(source._entries(self.positions[low:high], names))
 
     def read(self, low: int, high: int, private: bool) -> Block:
         positions = self.positions[low:high]
         if not private and type(self.node.source) is RaggedDataSource:
-            return self.node.source.look(positions)
+            return self.node.source._look(positions)
         try:
             watch = self.node.watch
             answer = [self.read_many(positions) if watch is None else watch.read(self.read_many, positions)]

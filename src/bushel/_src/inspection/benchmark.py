@@ -184,8 +184,10 @@ def _with_workers(stream: IterDataset[Any], number: int) -> IterDataset[Any]:
             return parent
         found = True
         known = node.options if isinstance(node.options, MultiprocessingOptions) else MultiprocessingOptions()
-        timeout_s = known.timeout_s if number else None  # without workers it has no effect, and warns
-        return dataclasses.replace(parent, options=dataclasses.replace(known, num_workers=number, timeout_s=timeout_s))
+        options = (
+            dataclasses.replace(known, timeout_s=None, budget_bytes=None) if number == 0 else known
+        )  # else a warning
+        return dataclasses.replace(parent, options=dataclasses.replace(options, num_workers=number))
 
     node: Node = change(stream._node)
     changed: IterDataset[Any] = wrap(node)

@@ -207,15 +207,17 @@ class ArraySource(OrderedRecords):
         if where is not None:
             order = record_order.make_filtered_order(ordering, where, length)
         elif weights is not None:
+            drawn = {'ordering="sequential"': ordering != "shuffle"}
+            checks.unused(drawn, "with weights, since records are drawn at random", "Leave it out")
             order = record_order.make_weighted_order(weights, length)
         else:
             order = record_order.make_order(ordering, length)
         set_attributes(self, columns=columns, order=order)
 
-    def get_record_spec(self) -> Tree:
+    def _get_record_spec(self) -> Tree:
         return get_row_spec(self.columns)
 
-    def read_records(self, address: Address) -> Tree:
+    def _read_records(self, address: Address) -> Tree:
         return take_rows(self.columns, address.record)
 
 
@@ -389,12 +391,12 @@ class WindowSource(OrderedRecords):
             stride=stride,
         )
 
-    def get_record_spec(self) -> Tree:
+    def _get_record_spec(self) -> Tree:
         steps = stack_spec(get_row_spec(self.columns), self.window_length)
         mask = jax.ShapeDtypeStruct((self.window_length,), bool)
         return Window(steps, mask, jax.ShapeDtypeStruct((), jnp.int32))
 
-    def read_records(self, address: Address) -> Tree:
+    def _read_records(self, address: Address) -> Tree:
         episode = jnp.searchsorted(self.ends, address.record, side="right").astype(jnp.int32)
         before = jnp.where(episode > 0, self.ends[episode - 1], 0)
         start = self.first_row[episode] + (address.record - before) * self.stride
@@ -499,10 +501,10 @@ class ShardedSource(OrderedRecords):
             exchange=exchange,
         )
 
-    def get_record_spec(self) -> Tree:
+    def _get_record_spec(self) -> Tree:
         return get_row_spec(self.columns)
 
-    def read_records(self, address: Address) -> Tree:
+    def _read_records(self, address: Address) -> Tree:
         over = PartitionSpec(self.axis)
         if self.exchange:
             rows = take_rows(self.columns, address.record)

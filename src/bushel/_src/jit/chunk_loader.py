@@ -21,6 +21,7 @@ from bushel._src.jit.source import Tree
 Body = Callable[[Any, Tree], tuple[Any, Any]]
 
 
+@public("bushel.jit")
 class Chunk(NamedTuple):
     """Several batches on the device, stacked: leaves are (batches, ...). `first` is the number of the first batch."""
 

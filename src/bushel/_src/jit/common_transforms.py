@@ -79,24 +79,24 @@ class BatchedSource(IndexedSource):
     def depth(self) -> int:
         return 1 + self.inner.depth
 
-    def get_specs(self) -> tuple[Tree, Any]:
-        return stack_spec(self.inner.get_specs(), self.size)
+    def _get_specs(self) -> tuple[Tree, Any]:
+        return stack_spec(self.inner._get_specs(), self.size)
 
-    def count_record_epochs(self, count: int) -> int:
+    def _count_record_epochs(self, count: int) -> int:
         if self._wraps:
-            return self.inner.count_record_epochs(count * self.size)
+            return self.inner._count_record_epochs(count * self.size)
         epochs = count_epochs(count, self.length)
-        if self.inner.count_record_epochs(1) == 1:
+        if self.inner._count_record_epochs(1) == 1:
             return epochs
-        return self.inner.count_record_epochs(epochs * self.inner.length)
+        return self.inner._count_record_epochs(epochs * self.inner.length)
 
-    def find_record_epoch(self, epoch: Any, position: Any) -> Any:
-        return self.inner.find_record_epoch(*self._find_start(epoch, position))
+    def _find_record_epoch(self, epoch: Any, position: Any) -> Any:
+        return self.inner._find_record_epoch(*self._find_start(epoch, position))
 
-    def compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
-        return self.inner.compute_tables(seed, epoch, count)
+    def _compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
+        return self.inner._compute_tables(seed, epoch, count)
 
-    def locate(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> Address:
+    def _locate(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> Address:
         address = self._locate_rows(seed, tables, epoch, position)
         if self.shards == 1:
             return address
@@ -110,10 +110,10 @@ class BatchedSource(IndexedSource):
         length = self.inner.length
         if self._wraps:
             turns = positions // length
-            return self.inner.locate(seed, tables, first_epoch[..., None] + turns, positions - turns * length)
+            return self.inner._locate(seed, tables, first_epoch[..., None] + turns, positions - turns * length)
         inside = positions < length
         # `first_epoch` has one entry for the whole batch, so its seed is derived once and not once per row.
-        address = self.inner.locate(
+        address = self.inner._locate(
             seed, tables, first_epoch[..., None], jnp.where(inside, positions, 0) if self._pads else positions
         )
         if not self._pads:
@@ -136,14 +136,14 @@ class BatchedSource(IndexedSource):
     def _pads(self) -> bool:
         return self.remainder == "pad" and self.inner.length % self.size != 0
 
-    def read_element(self, address: Address) -> tuple[Tree, jax.Array]:
-        value, mask = self.inner.read_elements(address)
+    def _read_element(self, address: Address) -> tuple[Tree, jax.Array]:
+        value, mask = self.inner._read_elements(address)
         return (zero_padding(value, mask) if self._pads else value), mask
 
-    def read_elements(self, address: Address) -> tuple[Tree, jax.Array]:
+    def _read_elements(self, address: Address) -> tuple[Tree, jax.Array]:
         count = address.record.shape[0]
         rows = address.reshape(count * self.size, *address.record.shape[2:])
-        return jax.tree.map(lambda leaf: leaf.reshape(count, self.size, *leaf.shape[1:]), self.read_element(rows))
+        return jax.tree.map(lambda leaf: leaf.reshape(count, self.size, *leaf.shape[1:]), self._read_element(rows))
 
 
 def zero_padding(value: Tree, mask: jax.Array) -> Tree:
@@ -197,7 +197,7 @@ class BatchedStream(Pytree):
         value, mask, inner_state = self.inner.next(inner_state)
         return inner_state, (value, jnp.asarray(mask).all())
 
-    def get_specs(self) -> tuple[Tree, Any]:
+    def _get_specs(self) -> tuple[Tree, Any]:
         value, mask = find_specs(self.inner)
         return stack_spec((value, jax.ShapeDtypeStruct((), mask.dtype)), self.size)
 
@@ -469,6 +469,8 @@ class TimeSeriesBatchTransform(ElementTransform):
 
     def __post_init__(self) -> None:
         checks.choice(self.mode, ("batched", "packed"), "mode")
+        named = {"sequence_start_key": self.sequence_start_key != "sequence_start" and self.mode == "batched"}
+        checks.unused(named, 'with mode="batched"', 'Write mode="packed"')
 
     def check(self, spec: Tree) -> None:
         leaf = get_entry_spec(spec, self.sequence_key, "TimeSeriesBatchTransform")

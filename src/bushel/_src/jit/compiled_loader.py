@@ -275,6 +275,7 @@ def _register(cls: type[DataLoader]) -> None:
 _register(DataLoader)
 
 
+@public("bushel.jit")
 class CompiledIterator(Iterator[tuple[Tree, jax.Array]]):
     """Batches and masks, one by one. `state` is the state after the last batch that the iterator returned."""
 
@@ -340,13 +341,13 @@ def _next_batch(loader: DataLoader, state: LoaderState) -> tuple[Tree, LoaderSta
 
 @jax.jit
 def _make_state(loader: DataLoader, seed: jax.Array, epoch: jax.Array, position: jax.Array) -> LoaderState:
-    return LoaderState(loader.source.make_state(seed, epoch, position))
+    return LoaderState(loader.source._make_state(seed, epoch, position))
 
 
 @jax.jit
 def _read_batch(loader: DataLoader, seed: Any, epoch: Any, position: Any) -> tuple[Tree, jax.Array]:
     source = loader.source
-    return source.read_element(source.locate_next(source.make_state(seed, epoch, position)))
+    return source._read_element(source._locate_next(source._make_state(seed, epoch, position)))
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -374,16 +375,16 @@ def _scan_indexed(source: IndexedSource, state: IndexedState, carry: Any, body_f
     """
     steps = source.length
     size = min(steps, max(1, _CHUNK_RECORDS // math.prod(source.shape)))
-    first = source.find_record_epoch(state.epoch, state.position)
-    tables = source.prepare_tables(state.seed, first, steps)
+    first = source._find_record_epoch(state.epoch, state.position)
+    tables = source._prepare_tables(state.seed, first, steps)
 
     def locate(numbers: jax.Array) -> Any:
         position = state.position + numbers
         over = position >= steps
-        return source.locate(state.seed, tables, state.epoch + over, jnp.where(over, position - steps, position))
+        return source._locate(state.seed, tables, state.epoch + over, jnp.where(over, position - steps, position))
 
     def step(carry: Any, address: Any) -> Any:
-        value, mask = source.read_element(address)
+        value, mask = source._read_element(address)
         return body_fn(carry, value, mask)
 
     def run_chunk(carry: Any, start: jax.Array) -> Any:
@@ -400,5 +401,5 @@ def _scan_indexed(source: IndexedSource, state: IndexedState, carry: Any, body_f
         addresses = locate(whole * size + jnp.arange(rest, dtype=jnp.uint32))
         carry, more = jax.lax.scan(step, carry, addresses, unroll=unroll)
         outputs = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), outputs, more)
-    end = source.make_state(state.seed, state.epoch + 1, state.position)
+    end = source._make_state(state.seed, state.epoch + 1, state.position)
     return LoaderState(end), carry, outputs

@@ -16,6 +16,7 @@ from bushel._src.jit.source import Pytree, Tree, child, pytree_dataclass
 from bushel._src.jit.uint32 import to_key
 
 
+@public("bushel.jit")
 class GymnaxSourceState(NamedTuple):
     """The state of an environment and of its policy."""
 
@@ -104,9 +105,9 @@ class GymnaxSource(Pytree):
     def element_spec(self) -> Tree:
         """Return the shapes and dtypes of a transition."""
 
-        return self.get_specs()[0]
+        return self._get_specs()[0]
 
-    def get_specs(self) -> tuple[Tree, Any]:
+    def _get_specs(self) -> tuple[Tree, Any]:
         """Return the shapes and dtypes of a transition and of its mask, by the template of the policy's state."""
 
         def take_first() -> tuple[Tree, jax.Array]:

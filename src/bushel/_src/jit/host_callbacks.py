@@ -80,10 +80,10 @@ class DiskSource(OrderedRecords):
         reader = Reader(sample_fn, spec, length, ordering == "shuffle", prefetch_size)
         set_attributes(self, order=order, reader=reader, record_spec=spec)
 
-    def get_record_spec(self) -> Tree:
+    def _get_record_spec(self) -> Tree:
         return self.record_spec
 
-    def read_records(self, address: Address) -> Tree:
+    def _read_records(self, address: Address) -> Tree:
         spec = stack_spec(self.record_spec, len(address.record))
         last = (address.seed[-1], address.epoch[-1], address.position[-1])
         return io_callback(self.reader, spec, address.record, address.valid, *last)

@@ -236,16 +236,16 @@ class OrderedRecords(IndexedSource):
     order: RecordOrder
 
     @abc.abstractmethod
-    def get_record_spec(self) -> Tree:
+    def _get_record_spec(self) -> Tree:
         """Return the shapes and dtypes of one record."""
 
     @abc.abstractmethod
-    def read_records(self, address: Address) -> Tree:
+    def _read_records(self, address: Address) -> Tree:
         """Return the records at an address with one axis, stacked."""
 
     def __repr__(self) -> str:
         order = type(self.order).__name__
-        return f"{type(self).__name__}({trees.describe(self.get_record_spec())}, length={self.length}, order={order})"
+        return f"{type(self).__name__}({trees.describe(self._get_record_spec())}, length={self.length}, order={order})"
 
     @property
     def length(self) -> int:
@@ -263,26 +263,26 @@ class OrderedRecords(IndexedSource):
     def depth(self) -> int:
         return 0
 
-    def get_specs(self) -> tuple[Tree, Any]:
-        return self.get_record_spec(), jax.ShapeDtypeStruct((), bool)
+    def _get_specs(self) -> tuple[Tree, Any]:
+        return self._get_record_spec(), jax.ShapeDtypeStruct((), bool)
 
-    def count_record_epochs(self, count: int) -> int:
+    def _count_record_epochs(self, count: int) -> int:
         return count_epochs(count, self.length)
 
-    def find_record_epoch(self, epoch: Any, position: Any) -> Any:
+    def _find_record_epoch(self, epoch: Any, position: Any) -> Any:
         return epoch
 
-    def compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
+    def _compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
         return self.order.compute_tables(seed, epoch, count)
 
-    def locate(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> Address:
+    def _locate(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> Address:
         records = self.order.find_records(seed, tables, epoch, position)
         seed, epoch, position = (jnp.broadcast_to(part, records.shape) for part in (seed, epoch, position))
         return Address(seed, epoch, position, records, jnp.ones(records.shape, bool))
 
-    def read_element(self, address: Address) -> tuple[Tree, jax.Array]:
-        value, mask = self.read_elements(address.reshape(1))
+    def _read_element(self, address: Address) -> tuple[Tree, jax.Array]:
+        value, mask = self._read_elements(address.reshape(1))
         return jax.tree.map(lambda leaf: leaf[0], value), mask[0]
 
-    def read_elements(self, address: Address) -> tuple[Tree, jax.Array]:
-        return self.read_records(address), address.valid
+    def _read_elements(self, address: Address) -> tuple[Tree, jax.Array]:
+        return self._read_records(address), address.valid

@@ -19,6 +19,7 @@ from bushel._src.jit.source import Pytree, Source, Transform, Tree, child, find_
 from bushel._src.jit.uint32 import derive_seed, to_key, to_seed, to_uint32
 
 
+@public("bushel.jit")
 class ReplayState(NamedTuple):
     """The items of a buffer. The first `held` slots are in use, and `place` is the slot that is written next.
 
@@ -196,9 +197,9 @@ class BufferedStream(Pytree):
         return ReplayBuffer(self.settings.capacity, self.settings.write_mode)
 
     def element_spec(self) -> Tree:
-        return self.get_specs()[0]
+        return self._get_specs()[0]
 
-    def get_specs(self) -> tuple[Tree, Any]:
+    def _get_specs(self) -> tuple[Tree, Any]:
         spec, size = (find_specs(self.inner)[0], jax.ShapeDtypeStruct((), bool)), self.settings.sample_size
         return spec if size == 1 else stack_spec(spec, size)
 
@@ -285,6 +286,7 @@ def find_slots(tree: SumTree, targets: jax.Array) -> jax.Array:
     return node - size
 
 
+@public("bushel.jit")
 class PriorityState(NamedTuple):
     """A replay buffer, the priorities of its slots, and the largest priority that an item ever had."""
 
@@ -360,6 +362,7 @@ def importance_weights(chances: jax.Array, count: Any, exponent: float) -> jax.A
     return weights / weights.max()
 
 
+@public("bushel.jit")
 class TrajectoryState(NamedTuple):
     """The steps of several actors: leaves are (actors, capacity, ...). All actors write at the same slot, `place`."""
 

@@ -184,6 +184,7 @@ class PrecomputedEpochs(NamedTuple):
     tables: Any
 
 
+@public("bushel.jit")
 class IndexedState(NamedTuple):
     """The state of an indexed source: three 32-bit integers, however long the data are.
 
@@ -242,31 +243,31 @@ class IndexedSource(Pytree, abc.ABC):
         """The number of stages before this one. Each random stage mixes its depth into its keys."""
 
     @abc.abstractmethod
-    def get_specs(self) -> tuple[Tree, Any]:
+    def _get_specs(self) -> tuple[Tree, Any]:
         """Return the shapes and dtypes of one element and of its mask."""
 
     @abc.abstractmethod
-    def count_record_epochs(self, count: int) -> int:
+    def _count_record_epochs(self, count: int) -> int:
         """Return how many epochs of the records `count` consecutive elements can touch."""
 
     @abc.abstractmethod
-    def find_record_epoch(self, epoch: Any, position: Any) -> Any:
+    def _find_record_epoch(self, epoch: Any, position: Any) -> Any:
         """Return the epoch of the records that the first record of an element belongs to."""
 
     @abc.abstractmethod
-    def compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
+    def _compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
         """Compute what is worth computing once for `count` epochs of the records from `epoch` on, or return None."""
 
     @abc.abstractmethod
-    def locate(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> Address:
+    def _locate(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> Address:
         """Compute which records the elements at these positions are made of. This reads no data."""
 
     @abc.abstractmethod
-    def read_element(self, address: Address) -> tuple[Tree, jax.Array]:
+    def _read_element(self, address: Address) -> tuple[Tree, jax.Array]:
         """Return one element and its mask."""
 
     @abc.abstractmethod
-    def read_elements(self, address: Address) -> tuple[Tree, jax.Array]:
+    def _read_elements(self, address: Address) -> tuple[Tree, jax.Array]:
         """Return several elements, stacked, and their masks: `address` has one more axis in front."""
 
     @property
@@ -276,45 +277,45 @@ class IndexedSource(Pytree, abc.ABC):
 
     def element_spec(self) -> Tree:
         """Return the shapes and dtypes of one element."""
-        return self.get_specs()[0]
+        return self._get_specs()[0]
 
     def init_state(self, key: Any = None) -> IndexedState:
         """Return the state before the first element.
 
         The int s and `jax.random.key(s)` both give the order of `.seed(s).shuffle()` on the host.
         """
-        return self.make_state(to_seed(key), 0, 0)
+        return self._make_state(to_seed(key), 0, 0)
 
-    def make_state(self, seed: Any, epoch: Any, position: Any) -> IndexedState:
+    def _make_state(self, seed: Any, epoch: Any, position: Any) -> IndexedState:
         """Return the state before the element at `position` of `epoch`."""
         seed, epoch, position = to_uint32(seed), to_uint32(epoch), to_uint32(position)
-        tables = self.prepare_tables(seed, self.find_record_epoch(epoch, position), 1)
+        tables = self._prepare_tables(seed, self._find_record_epoch(epoch, position), 1)
         return IndexedState(jnp.stack([seed, epoch, position]), tables.tables)
 
-    def prepare_tables(self, seed: Any, first: Any, count: int) -> PrecomputedEpochs:
+    def _prepare_tables(self, seed: Any, first: Any, count: int) -> PrecomputedEpochs:
         """Compute the tables for `count` elements, the first of them in epoch `first` of the records."""
-        return PrecomputedEpochs(first, self.compute_tables(seed, first, self.count_record_epochs(count)))
+        return PrecomputedEpochs(first, self._compute_tables(seed, first, self._count_record_epochs(count)))
 
-    def advance(self, state: IndexedState) -> IndexedState:
+    def _advance(self, state: IndexedState) -> IndexedState:
         """Return the state one element later."""
         seed, epoch, position = state.seed, state.epoch, state.position
         last = position + 1 >= self.length
         next_epoch, next_position = epoch + last, jnp.where(last, to_uint32(0), position + 1)
         tables = state.tables
         if tables is not None:
-            old, new = self.find_record_epoch(epoch, position), self.find_record_epoch(next_epoch, next_position)
+            old, new = self._find_record_epoch(epoch, position), self._find_record_epoch(next_epoch, next_position)
             tables = _refresh_tables(self, tables, seed, old, new)
         return IndexedState(jnp.stack([seed, next_epoch, next_position]), tables)
 
-    def locate_next(self, state: IndexedState) -> Address:
+    def _locate_next(self, state: IndexedState) -> Address:
         """Compute which records the next element is made of."""
-        tables = PrecomputedEpochs(self.find_record_epoch(state.epoch, state.position), state.tables)
-        return self.locate(state.seed, tables, state.epoch, state.position)
+        tables = PrecomputedEpochs(self._find_record_epoch(state.epoch, state.position), state.tables)
+        return self._locate(state.seed, tables, state.epoch, state.position)
 
     def next(self, state: IndexedState) -> tuple[Tree, jax.Array, IndexedState]:
         """Return the next element, its mask, and the state after it."""
-        value, mask = self.read_element(self.locate_next(state))
-        return value, mask, self.advance(state)
+        value, mask = self._read_element(self._locate_next(state))
+        return value, mask, self._advance(state)
 
 
 def _refresh_tables(source: IndexedSource, tables: Any, seed: Any, old: Any, new: Any) -> Any:
@@ -325,7 +326,7 @@ def _refresh_tables(source: IndexedSource, tables: Any, seed: Any, old: Any, new
     """
 
     def compute(_: Any, seed: Any, new: Any) -> Any:
-        return source.compute_tables(seed, new, source.count_record_epochs(1))
+        return source._compute_tables(seed, new, source._count_record_epochs(1))
 
     @custom_vmap
     def refresh(tables: Any, seed: Any, old: Any, new: Any) -> Any:
@@ -372,7 +373,7 @@ def find_specs(source: Source) -> tuple[Tree, Any]:
 
     Sources of ours know them. Another one is asked for an element, without computing it.
     """
-    get_specs = getattr(source, "get_specs", None)
+    get_specs = getattr(source, "_get_specs", None)
     if get_specs is not None:
         return get_specs()
     return jax.eval_shape(lambda: source.next(source.init_state(jax.random.key(0)))[:2])
@@ -467,31 +468,31 @@ class TransformedSource(IndexedSource):
     def depth(self) -> int:
         return 1 + self.inner.depth
 
-    def get_specs(self) -> tuple[Tree, Any]:
-        value, mask = self.inner.get_specs()
+    def _get_specs(self) -> tuple[Tree, Any]:
+        value, mask = self.inner._get_specs()
         keys = (
             jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.shape)) if self.transform.random else None
         )
         return jax.eval_shape(self.transform.apply, value, mask, keys)
 
-    def count_record_epochs(self, count: int) -> int:
-        return self.inner.count_record_epochs(count)
+    def _count_record_epochs(self, count: int) -> int:
+        return self.inner._count_record_epochs(count)
 
-    def find_record_epoch(self, epoch: Any, position: Any) -> Any:
-        return self.inner.find_record_epoch(epoch, position)
+    def _find_record_epoch(self, epoch: Any, position: Any) -> Any:
+        return self.inner._find_record_epoch(epoch, position)
 
-    def compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
-        return self.inner.compute_tables(seed, epoch, count)
+    def _compute_tables(self, seed: Any, epoch: Any, count: int) -> Any:
+        return self.inner._compute_tables(seed, epoch, count)
 
-    def locate(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> Address:
-        return self.inner.locate(seed, tables, epoch, position)
+    def _locate(self, seed: Any, tables: PrecomputedEpochs, epoch: Any, position: Any) -> Address:
+        return self.inner._locate(seed, tables, epoch, position)
 
-    def read_element(self, address: Address) -> tuple[Tree, jax.Array]:
-        value, mask = self.inner.read_element(address)
+    def _read_element(self, address: Address) -> tuple[Tree, jax.Array]:
+        value, mask = self.inner._read_element(address)
         return self.transform.apply(value, mask, self._make_keys(address))
 
-    def read_elements(self, address: Address) -> tuple[Tree, jax.Array]:
-        value, mask = self.inner.read_elements(address)
+    def _read_elements(self, address: Address) -> tuple[Tree, jax.Array]:
+        value, mask = self.inner._read_elements(address)
         return jax.vmap(self.transform.apply)(value, mask, self._make_keys(address))
 
     def _make_keys(self, address: Address) -> jax.Array | None:
@@ -517,9 +518,9 @@ class TransformedStream(Pytree):
         return self.inner.steps_per_epoch
 
     def element_spec(self) -> Tree:
-        return self.get_specs()[0]
+        return self._get_specs()[0]
 
-    def get_specs(self) -> tuple[Tree, Any]:
+    def _get_specs(self) -> tuple[Tree, Any]:
         value, mask = find_specs(self.inner)
         keys = (
             jax.eval_shape(lambda: jax.random.split(jax.random.key(0), mask.shape)) if self.transform.random else None

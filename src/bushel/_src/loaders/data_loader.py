@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from bushel._src.base import checks, hints
 from bushel._src.base import transforms as tf
+from bushel._src.base.errors import BushelWarning
 from bushel._src.base.hints import explains_arguments
 from bushel._src.base.options import DatasetOptions, MultiprocessingOptions, NoSharding, ReadOptions, ShardOptions
 from bushel._src.base.public import public
@@ -275,6 +277,11 @@ def load(
     [[1, 2], [3]]
     """
     sampler = IndexSampler(len(source), shard_options, shuffle, num_epochs, seed)
+    if drop_remainder and batch_size is None:
+        told = (
+            "drop_remainder has no effect without batch_size. Write `load(source, batch_size=4, drop_remainder=True)`."
+        )
+        warnings.warn(told, BushelWarning, stacklevel=2)
     batches = [] if batch_size is None else [tf.Batch(batch_size, drop_remainder=drop_remainder)]
     return DataLoader(
         data_source=source,

@@ -384,7 +384,7 @@ class ReportServer:
                     logger.warning("The report of %r could not be served.", self._history._name, exc_info=True)
                     next_sample = time.monotonic() + 60
 
-    def answer(self, headers: Any, path: str) -> tuple[int, bytes]:
+    def _answer(self, headers: Any, path: str) -> tuple[int, bytes]:
         """The status and the body for a request."""
         # Names that other machines point at this one would let their pages ask with the browser of a user of this one.
         hosts = headers.get_all("Host") or []
@@ -454,10 +454,10 @@ class _Server(http.server.HTTPServer):
             for client in self._clients.values():
                 _hang_up(client)
 
-    def answer(self, headers: Any, path: str) -> tuple[int, bytes]:
+    def _answer(self, headers: Any, path: str) -> tuple[int, bytes]:
         """The status and the body for a request."""
         owner = self._owner()
-        return GONE if owner is None else owner.answer(headers, path)
+        return GONE if owner is None else owner._answer(headers, path)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Says nothing: a client that goes away is not the training program's trouble."""
@@ -502,7 +502,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         assert isinstance(self.server, _Server)
-        status, body = self.server.answer(self.headers, self.path)
+        status, body = self.server._answer(self.headers, self.path)
         self.connection.settimeout(_REQUEST_S)
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

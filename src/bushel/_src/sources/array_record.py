@@ -268,7 +268,7 @@ class ArrayRecordDataSource(JoinedRecords):
         self._verify_again = verify is not None
         super().__init__(paths, storage_options)
 
-    def repr_in_grain(self) -> str:
+    def _repr_in_grain(self) -> str:
         """The repr of Grain's source of these files, which Grain's DataLoader compares in states."""
         if type(self).__repr__ is not ArrayRecordDataSource.__repr__:
             return repr(self)  # a subclass has a repr of its own, in Grain too

@@ -373,7 +373,7 @@ def convert(
     storage_options: Options | None = None,
     target_storage_options: Options | None = None,
     progress: Shown = True,
-    run_all: RunAll = conversion_workers.run_all,
+    _run_all: RunAll = conversion_workers.run_all,
 ) -> Written:
     """Converts record files to another format. The endings of the names say which formats.
 
@@ -395,8 +395,6 @@ def convert(
       target_storage_options: options of the store that holds the target; by default the same.
       progress: whether to show a progress bar on a terminal; or a function that is called from time to time with
         the number of records done, and the number of all records.
-      run_all: (jobs, workers, report) -> None, which runs all jobs. Other machines may run them if the target lies
-        where all of them can write, and the sources where all can read: see `bushel.ray.convert`.
 
     >>> import os, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -448,7 +446,7 @@ def convert(
             for name, low, high in zip(names, bounds, bounds[1:])
         ]
         with Progress(f"converting to {redact.base_name(text)}", total, unit="records", shown=progress) as bar:
-            _run_parts(parts, workers, bar, run_all)
+            _run_parts(parts, workers, bar, _run_all)
         if missing := [part.shown for part in parts if not folder.exists(part.name)]:
             raise FileNotFoundError(
                 f"{missing[0]} was written, but this process cannot see it. If other machines wrote it, the target "

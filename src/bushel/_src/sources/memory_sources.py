@@ -306,7 +306,7 @@ class RaggedDataSource:
         columns = self._slice_all(checks.positions(indices, len(self)))
         return self._make_records([list(map(copy_value, views)) for views in columns])
 
-    def look(self, positions: np.ndarray) -> list[Any]:
+    def _look(self, positions: np.ndarray) -> list[Any]:
         """The records at `positions`, as views of the source's own memory, for who only reads them."""
         return self._make_records(self._slice_all(positions))
 
@@ -321,12 +321,12 @@ class RaggedDataSource:
             return [{name: entry} for entry in columns[0]]
         return [self._rebuild(entries) for entries in zip(*columns, strict=True)]
 
-    def has(self, names: Sequence[str | None]) -> bool:
+    def _has(self, names: Sequence[str | None]) -> bool:
         """Whether records are dicts of arrays with these names. The name None stands for a record that is an array."""
         tree: Any = {None: self._tree} if isinstance(self._tree, np.ndarray) else self._tree
         return isinstance(tree, dict) and all(isinstance(tree.get(name), np.ndarray) for name in names)
 
-    def entries(self, indices: np.ndarray, names: Sequence[str | None]) -> list[Sequences]:
+    def _entries(self, indices: np.ndarray, names: Sequence[str | None]) -> list[Sequences]:
         """For each name, the entries of the records at `indices`, as views of the source's own memory."""
         return [self._slice_views(self._tree if name is None else self._tree[name], indices) for name in names]
 
@@ -423,7 +423,7 @@ class SharedMemoryDataSource:
     def __repr__(self) -> str:
         return f"InMemoryDataSource(name={self._list.shm.name}, len={len(self)})"
 
-    def repr_in_grain(self) -> str:
+    def _repr_in_grain(self) -> str:
         """The repr of Grain's source of these values, which Grain's DataLoader compares in states."""
         if type(self).__repr__ is not SharedMemoryDataSource.__repr__:
             return repr(self)  # a subclass has a repr of its own, in Grain too

@@ -530,6 +530,7 @@ describe.append(_describe_dataset)
 _HEAD = ("operation", "what", "how", "digest")
 
 
+@public("bushel")
 @dataclasses.dataclass(frozen=True)
 class IdentityPart:
     """One thing that an identity has seen, or could not see."""

@@ -130,7 +130,7 @@ def source_text(source: Any) -> str:
     """
     if isinstance(source, (list, tuple, np.ndarray)):
         return str(type(source))
-    repr_in_grain = getattr(type(source), "repr_in_grain", None)
+    repr_in_grain = getattr(type(source), "_repr_in_grain", None)
     return _without_secrets(repr(source) if repr_in_grain is None else repr_in_grain(source))
 
 

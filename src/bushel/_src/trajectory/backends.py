@@ -73,7 +73,7 @@ def run_on_bushel(running: Running) -> DatasetIterator[Any]:
         running.dataset.dataset,
         running.batch_size,
         running.shard,
-        read_options=running.dataset.read_options,
+        read_options=running.dataset._read_options,
         multiprocessing_options=None if running.workers.num_workers == 0 else running.workers,
         options=running.options,
     )
@@ -81,7 +81,7 @@ def run_on_bushel(running: Running) -> DatasetIterator[Any]:
 
 def _skip_failures(running: Running) -> DatasetIterator[Any]:
     """Batches of the frames that do not fail. Later frames take the places of skipped ones, so all batches are full."""
-    frames = running.dataset.dataset.to_iter_dataset(running.dataset.read_options)
+    frames = running.dataset.dataset.to_iter_dataset(running.dataset._read_options)
     stream = WithOptionsIterDataset(frames.batch(running.batch_size, drop_remainder=True), running.options)
     return iter(stream if running.workers.num_workers == 0 else prefetch(stream, running.workers))
 
@@ -164,7 +164,7 @@ class _GrainIterator(DatasetIterator[Any]):
         self._iterator: Any = iter(self._build_pipeline(start))
 
     def _build_pipeline(self, start: int) -> Any:
-        running, options = self._running, self._running.dataset.read_options
+        running, options = self._running, self._running.dataset._read_options
         batches = self._grain.MapDataset.source(_Positions(running, start)).map(_FramesOfBatch(running.dataset.dataset))
         stream = batches.to_iter_dataset(_convert_options(self._grain.ReadOptions, options))
         if not isinstance(running.workers, MultiprocessingOptions) or not running.workers.num_workers:

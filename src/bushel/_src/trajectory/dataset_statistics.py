@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bushel._src.base import checked_files, redact
+from bushel._src.base import checked_files, checks, redact
 from bushel._src.base.options import ReadOptions, WorkerOptions, find_job_options
 from bushel._src.base.progress import Progress, Shown
 from bushel._src.base.public import public
@@ -322,6 +322,8 @@ def get_dataset_statistics(
     """
     if isinstance(proprio_keys, str) or isinstance(hash_dependencies, str):
         raise TypeError("proprio_keys and hash_dependencies must be lists of strings, got a string.")
+    if save_dir is None:
+        checks.unused({"storage_options": storage_options is not None}, "without save_dir", "Write save_dir=folder")
     folders, name = _places(hash_dependencies, save_dir, compat, storage_options)
     for folder in folders if not force_recompute else ():
         if (known := _known(folder, name, proprio_keys, reproduces_faults(compat))) is not None:

@@ -78,11 +78,11 @@ def apply_trajectory_transforms(
         contain the other frames.
       compat: "crossformer" for the original's masks and filters; by default the `compat` of the dataset.
     """
-    dataset.refuse_frames("apply_trajectory_transforms")
-    samples = dataset.samples
+    dataset._refuse_frames("apply_trajectory_transforms")
+    samples = dataset._samples
     if samples is None or samples.row_functions:
         dataset = dataset.as_table()
-        samples = dataset.samples
+        samples = dataset._samples
     assert samples is not None
     _check_layout(samples.episodes.columns, samples.transforms is not None)
     compat = samples.compat if compat is None else compat
@@ -109,7 +109,9 @@ def apply_trajectory_transforms(
         frames = len(samples)
         samples = dataclasses.replace(samples, kept=_filter_frames(samples, load_function(frame_filter)))
         _check_not_empty(samples, samples, frames, "frame", "frames", {"frame_filter": frame_filter})
-    dataset = dataset.with_samples(dataclasses.replace(samples, transforms=transforms)).with_threads(num_parallel_calls)
+    dataset = dataset._with_samples(dataclasses.replace(samples, transforms=transforms))._with_threads(
+        num_parallel_calls
+    )
     for function in map(load_function, list_functions(post_chunk_transforms)):
         dataset = dataset.traj_map(function)
     return dataset
@@ -302,7 +304,7 @@ def apply_frame_transforms(
         image_dropout_keep_key,
         dataset.compat if compat is None else compat,
     )
-    return dataset.with_threads(num_parallel_calls).random_frame_map(change, seed=seed)
+    return dataset._with_threads(num_parallel_calls).random_frame_map(change, seed=seed)
 
 
 def _check_augmented(asked: Mapping[str, Any], images: Sequence[str] | None) -> None:

@@ -230,7 +230,7 @@ def open_episodes(
     refuse_unknown(given, known, f"Data set {name!r}: the format {format!r}", "option")
     if "cache_dir" in known:
         given = {"cache_dir": cache_dir, **given}
-    return opener(name, data_dir, storage_options, **given)
+    return opener(name, data_dir, storage_options=storage_options, **given)
 
 
 _COMMON = ("name", "data_dir", "storage_options")

@@ -129,6 +129,22 @@ def convert_episodes(
     checks.choice(file_format, ("tfrecord", "array_record"), "file_format")
     for one in image_format.values() if isinstance(image_format, Mapping) else [image_format]:
         checks.choice(one, ImageFormat, "image_format")
+    if format == "rlds":
+        given = {
+            "fps": fps is not None,
+            "task": bool(task),
+            "robot_type": robot_type is not None,
+            "codec": codec != "h264",
+            "key_frame_interval": key_frame_interval != 2,
+            "crf": crf != 30,
+        }
+        checks.unused(given, 'with format="rlds": LeRobot data sets have it', "Leave it out")
+    else:
+        given = {"file_format": file_format != "tfrecord", "image_format": image_format != "png"}
+        checks.unused(given, 'with format="lerobot": RLDS data sets have it', "Leave it out")
+        video = {"key_frame_interval": key_frame_interval != 2, "crf": crf != 30}
+        if codec is None:
+            checks.unused(video, "with codec=None, since no video is written", "Write codec='h264'")
     if workers is None:
         private = any(map(paths.only_this_process_sees, (source, target)))
         workers = 1 if private else os.cpu_count() or 1
@@ -348,7 +364,7 @@ def _run(
 ) -> None:
     jobs, done = [], 0
     if cluster is not None:
-        table = table.for_other_machines()
+        table = table._for_other_machines()
     for shard in planned:
         if folder.exists(_name_facts(shard)):
             done += int(table.lengths[shard.low : shard.high].sum())

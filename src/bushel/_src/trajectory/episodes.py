@@ -452,18 +452,18 @@ class Episodes:
         return Episodes(nest_leaves(columns), np.concatenate([table.lengths for table in tables]), fingerprint)
 
     @functools.cached_property
-    def image_columns(self) -> list[Images]:
+    def _image_columns(self) -> list[Images]:
         """The columns of images that are still in files."""
         columns = list(flatten_tree(self.columns).values())
         for column in columns:  # the loop also visits what is appended here: a joined column may hold others
             columns += column.columns if isinstance(column, Joined) else ()
         return [column for column in columns if isinstance(column, Images)]
 
-    def all_of(self, column: Column) -> np.ndarray:
+    def _all_of(self, column: Column) -> np.ndarray:
         """One bool per episode: whether this column of the table has no padding in any frame."""
         return np.logical_and.reduceat(column.is_present(np.arange(self.frames)), self.starts)
 
-    def any_of(self, column: Column) -> np.ndarray:
+    def _any_of(self, column: Column) -> np.ndarray:
         """One bool per episode: whether this column of the table has data in at least one frame."""
         return np.logical_or.reduceat(column.is_present(np.arange(self.frames)), self.starts)
 
@@ -472,7 +472,7 @@ class Episodes:
         leaves = flatten_tree(self.columns) | flatten_tree(more)
         return dataclasses.replace(self, columns=nest_leaves(leaves), folder=None)
 
-    def padded_like(self, other: Episodes) -> Episodes:
+    def _padded_like(self, other: Episodes) -> Episodes:
         """The table, with those columns declared padding that are padding in `other` and still have the same values.
 
         A user's function returns padding as plain zeros, which look like data.
@@ -487,7 +487,7 @@ class Episodes:
                 padding[path] = Constant(was.entry, self.frames, present=False)
         return self.with_columns(nest_leaves(padding))
 
-    def for_other_machines(self) -> Episodes:
+    def _for_other_machines(self) -> Episodes:
         """The table with its columns in memory: a pickle of it names no files of this machine but those of images."""
         parts = find_parts(self)
         other = None if parts is None else parts.for_other_machines()
@@ -537,7 +537,7 @@ def save(episodes: Episodes, folder: str, *, replace: bool = False) -> Episodes:
 
 def find_parts(episodes: Episodes) -> ImageParts | None:
     """The records that hold the images of a table. The table must be of one data set."""
-    return episodes.image_columns[0].parts if episodes.image_columns else None
+    return episodes._image_columns[0].parts if episodes._image_columns else None
 
 
 def _write_column(column: Column, path: str) -> dict[str, Any]:

@@ -393,8 +393,8 @@ def make_dataset_from_rlds(
         statistics = _add_mask(statistics, action_normalization_mask)
     normalize = None if skip_norm else Normalize(statistics, kind, frozenset(scaled))
     samples = Samples(table, chosen, normalize=normalize, seed=seed, compat=compat)
-    dataset = TrajectoryDataset.from_samples(samples, statistics).with_threads(num_parallel_reads)
-    dataset = dataset.with_threads(num_parallel_calls)
+    dataset = TrajectoryDataset._from_samples(samples, statistics)._with_threads(num_parallel_reads)
+    dataset = dataset._with_threads(num_parallel_calls)
     return (dataset.shuffle(seed=seed) if shuffle else dataset), statistics
 
 

@@ -242,7 +242,7 @@ class Samples(InTwoSteps):
 
     @functools.cached_property
     def _has_images(self) -> bool:
-        return bool(self.episodes.image_columns)
+        return bool(self.episodes._image_columns)
 
     def _rows(self, at: Tree, chance: Draws) -> Tree:
         episode, frames = at["episode"], at["frame"]
@@ -308,12 +308,12 @@ class Samples(InTwoSteps):
     @functools.cached_property
     def _any_instruction(self) -> np.ndarray:
         """For each language and episode, whether at least one step has an instruction."""
-        return np.stack([self.episodes.any_of(column) for column in self._languages])
+        return np.stack([self.episodes._any_of(column) for column in self._languages])
 
     @functools.cached_property
     def _all_instructions(self) -> np.ndarray:
         """For each language and episode, whether all steps have an instruction."""
-        return np.stack([self.episodes.all_of(column) for column in self._languages])
+        return np.stack([self.episodes._all_of(column) for column in self._languages])
 
     @functools.cached_property
     def _any_goal_image(self) -> np.ndarray:
@@ -322,7 +322,7 @@ class Samples(InTwoSteps):
         goals = self.episodes.columns.get("task", {}) | (self._observed if self.transforms.relabel_goals else {})
         pictures = [column for name, column in goals.items() if name.startswith(("image_", "depth_"))]
         none = np.zeros(len(self.episodes), dtype=bool)
-        return np.logical_or.reduce([none, *(self.episodes.any_of(column) for column in pictures)])
+        return np.logical_or.reduce([none, *(self.episodes._any_of(column) for column in pictures)])
 
     def _transform(self, rows: Tree, at: Tree, chance: Draws) -> Tree:
         transforms = self.transforms

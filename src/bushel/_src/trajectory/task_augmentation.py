@@ -82,7 +82,6 @@ def find_paraphrases(paraphrases_repo: Any, paraphrases_filename: Any) -> str:
     return cached
 
 
-@public("bushel.trajectory.task_augmentation")
 def delete_conditioning(
     task: Mapping[str, Any],
     draws: np.ndarray,
@@ -252,7 +251,6 @@ def _load_rephraser(
     return _load_cached(path, compat, allow_pickle, version)
 
 
-@public("bushel.trajectory.task_augmentation")
 def rephrase(
     language: np.ndarray,
     draws_per_trajectory: np.ndarray,

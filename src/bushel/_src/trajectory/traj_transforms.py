@@ -351,7 +351,6 @@ def check_width(shape: Sequence[int], width: int, name: str, limit: str) -> None
         raise ValueError(f"{name} has {shape[-1]} dimensions, more than {limit}={width}. Raise {limit}.")
 
 
-@public("bushel.trajectory.goal_relabeling")
 def choose_goals(times: ArrayLike, lengths: ArrayLike, draws: Any, max_goal_distance: int | None = None) -> Any:
     """The times of the goals, int64[N], of steps at `times` in episodes of these lengths, by draws from [0, 1).
 

@@ -100,10 +100,10 @@ class TrajectoryDataset:
     @staticmethod
     def from_episodes(episodes: Episodes, *, seed: int = 0) -> TrajectoryDataset:
         """The episodes of a table. `seed` is the seed of all draws of transforms."""
-        return TrajectoryDataset.from_samples(Samples(episodes, np.arange(len(episodes)), seed=seed))
+        return TrajectoryDataset._from_samples(Samples(episodes, np.arange(len(episodes)), seed=seed))
 
     @staticmethod
-    def from_samples(samples: Samples, statistics: Any = None) -> TrajectoryDataset:
+    def _from_samples(samples: Samples, statistics: Any = None) -> TrajectoryDataset:
         """The trajectories that `samples` describes."""
         return TrajectoryDataset([TablePart(samples)], statistics=statistics)
 
@@ -154,7 +154,7 @@ class TrajectoryDataset:
             options=next((ds._options for ds in datasets if ds._options is not None), None),
         )
 
-    def with_samples(self, samples: Samples) -> TrajectoryDataset:
+    def _with_samples(self, samples: Samples) -> TrajectoryDataset:
         """The same dataset with the trajectories that `samples` describes."""
         return self._replace([TablePart(samples)])
 
@@ -163,16 +163,16 @@ class TrajectoryDataset:
 
         Where a trajectory draws one of several instructions, the one of the first epoch is kept for all epochs.
         """
-        self.refuse_frames("as_table")
+        self._refuse_frames("as_table")
         (part,), (elements,) = self._parts, self._build_elements()
         table = Episodes.of(iterate_once(elements, "trajectories"))
         samples = Samples(table, np.arange(len(table)))
         if isinstance(part, TablePart):
             old = part.samples
-            samples = Samples(table.padded_like(old.episodes), samples.chosen, seed=old.seed, compat=old.compat)
+            samples = Samples(table._padded_like(old.episodes), samples.chosen, seed=old.seed, compat=old.compat)
         return self._replace([TablePart(samples)], operations=())
 
-    def with_threads(self, threads: int | None) -> TrajectoryDataset:
+    def _with_threads(self, threads: int | None) -> TrajectoryDataset:
         """The same dataset, whose iterators prefetch with at least this many threads."""
         return self._replace(threads=max(self._threads, threads or 0))
 
@@ -184,15 +184,15 @@ class TrajectoryDataset:
         A function with the attribute `rowwise = True` looks at each step by itself. It is then called with any samples,
         and not with whole trajectories.
         """
-        self.refuse_frames("traj_map")
-        samples = self.samples
+        self._refuse_frames("traj_map")
+        samples = self._samples
         if samples is not None and getattr(function, "rowwise", False):
-            return self.with_samples(dataclasses.replace(samples, row_functions=(*samples.row_functions, function)))
+            return self._with_samples(dataclasses.replace(samples, row_functions=(*samples.row_functions, function)))
         return self._append(OnTrajectories(function))
 
     def frame_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """Applies `function` to each frame. The results for the frames of a trajectory are stacked."""
-        return self.with_threads(num_parallel_calls)._append(OnFrames(function))
+        return self._with_threads(num_parallel_calls)._append(OnFrames(function))
 
     def random_frame_map(
         self, function: Callable[[Any, np.random.Generator], Any], *, seed: int = 0
@@ -246,8 +246,8 @@ class TrajectoryDataset:
 
     def flatten(self, num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """The frames of the trajectories."""
-        self.refuse_frames("flatten")
-        dataset = self.with_threads(num_parallel_calls)
+        self._refuse_frames("flatten")
+        dataset = self._with_threads(num_parallel_calls)
         if self._has_tables and all(isinstance(operation, OnFrames) for operation in self._operations):
             return dataset._replace(flattened=True)
         return dataset._replace([flatten_opaque(ds) for ds in self._build_elements()], flattened=True, operations=())
@@ -295,9 +295,9 @@ class TrajectoryDataset:
         return self._slice(slice(checks.not_negative(count, "count"), None))
 
     def _slice(self, piece: slice) -> TrajectoryDataset:
-        samples = self.samples
+        samples = self._samples
         if samples is not None and not self.is_flattened and self._seed is None and self._epochs == 1:
-            return self.with_samples(dataclasses.replace(samples, chosen=samples.chosen[piece]))
+            return self._with_samples(dataclasses.replace(samples, chosen=samples.chosen[piece]))
         return self._replace([OpaquePart(self.dataset[piece])], weights=None, epochs=1, seed=None, operations=())
 
     def ignore_errors(self, log_warning: bool = False, *, skip_limit: int | None = None) -> TrajectoryDataset:
@@ -321,7 +321,7 @@ class TrajectoryDataset:
         """Returns the same dataset: only the elements that threads and workers are computing are in memory."""
         return self
 
-    def refuse_frames(self, method: str) -> None:
+    def _refuse_frames(self, method: str) -> None:
         """Raises ValueError if this dataset is flattened, for a `method` that needs trajectories."""
         if self.is_flattened:
             raise ValueError(
@@ -340,7 +340,7 @@ class TrajectoryDataset:
         return len(self._tables) == len(self._parts)
 
     @property
-    def samples(self) -> Samples | None:
+    def _samples(self) -> Samples | None:
         """The description of the samples; None for several parts, or after a function of whole trajectories."""
         part, *others = self._parts
         return part.samples if isinstance(part, TablePart) and not others and not self._operations else None
@@ -387,7 +387,7 @@ class TrajectoryDataset:
         return MapDataset.mix(repeated, self._weights, exact=True, when_exhausted="continue")
 
     @property
-    def read_options(self) -> ReadOptions:
+    def _read_options(self) -> ReadOptions:
         """The number of threads that prefetch, at most one per core, and as many elements ahead."""
         threads = min(self._threads, os.cpu_count() or 1)
         return ReadOptions(threads, threads)
@@ -430,7 +430,7 @@ class TrajectoryDataset:
     def _as_stream(self, prefetch: int = 0) -> IterDataset[Any]:
         """The elements in order, with their images read."""
         ds = self.dataset if self.is_flattened else self.dataset.map(read_images)
-        threads = max(self.read_options.num_threads, 1 if prefetch else 0)
+        threads = max(self._read_options.num_threads, 1 if prefetch else 0)
         stream = ds.to_iter_dataset(ReadOptions(threads, max(prefetch, threads)))
         return stream if self._options is None else WithOptionsIterDataset(stream, self._options)
 

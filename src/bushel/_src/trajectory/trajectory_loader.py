@@ -207,7 +207,7 @@ def make_interleaved_dataset(
     flat = [part.repeat().flatten() for part in parts]
     mixed = TrajectoryDataset.sample_from_datasets(flat, weights).shuffle(shuffle_buffer_size, seed=seed)
     frames = {"seed": seed, "compat": compat, **(frame_transform_kwargs or {})}
-    mixed = apply_frame_transforms(mixed.with_threads(traj_transform_threads), **frames, train=train)
+    mixed = apply_frame_transforms(mixed._with_threads(traj_transform_threads), **frames, train=train)
     mixed.dataset_statistics = statistics
     return mixed if batch_size is None else mixed.batch(batch_size)
 
@@ -246,7 +246,7 @@ def unify_layouts(parts: Sequence[TrajectoryDataset]) -> list[TrajectoryDataset]
 
     Settings that cannot be unified raise ValueError, with the names of the data sets.
     """
-    known = [part.samples for part in parts if part.samples is not None]
+    known = [part._samples for part in parts if part._samples is not None]
     if len(known) == 1:
         return list(parts)
     for setting, read in _SHAPING.items():
@@ -267,7 +267,7 @@ def unify_layouts(parts: Sequence[TrajectoryDataset]) -> list[TrajectoryDataset]
         _check_equal("max_action_dim", filled)
     if len({*widths, width}) == 1:
         width = None  # all actions have this width already
-    return [part.with_samples(_fill_up(samples, observed, has_language, width)) for part, samples in zip(parts, known)]
+    return [part._with_samples(_fill_up(samples, observed, has_language, width)) for part, samples in zip(parts, known)]
 
 
 def _get_transforms(samples: Samples) -> Transforms:
@@ -430,6 +430,9 @@ def get_dataloader(
     >>> folder.cleanup()
     """
     asked = {"batch_size": batch_size, "data_backend": choose_backend(data_backend, use_grain)}
+    checks.unused(
+        {"skip_limit": skip_limit is not None and on_error == "raise"}, 'without on_error="skip"', "Pass both"
+    )
     options = DatasetOptions(on_error=on_error, skip_limit=skip_limit, execution_tracking_mode=execution_tracking_mode)
     chosen = _load_config(config, train, changes | {name: value for name, value in asked.items() if value is not None})
     if chosen.batch_size is None:
@@ -536,6 +539,7 @@ class TrajectoryLoader:
         return tables.paragraph(repr(self)) + self.dataset._repr_html_()
 
 
+@public("bushel.trajectory")
 class LoaderIterator(DatasetIterator[Tree]):
     """An iterator over the batches of a loader. Its state is the same on all hosts.
 

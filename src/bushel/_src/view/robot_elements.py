@@ -81,7 +81,7 @@ def shorten(path: str) -> str:
 
 def _compare(table: Episodes) -> Names:
     """The names of the columns of a table that have the numbers of a feature, whatever a column is called there."""
-    parts = [column.parts for column in table.image_columns if isinstance(column.parts, LeRobotImages)]
+    parts = [column.parts for column in table._image_columns if isinstance(column.parts, LeRobotImages)]
     if not parts:
         return {}
     folder = LeRobotFolder(parts[0]._folder, storage_options=parts[0]._options)

@@ -32,7 +32,7 @@ class View:
     def __init__(self, session: Session, *, host: str = "127.0.0.1", port: int = 0, height: int = 720):
         from bushel._src.view.server import Server
 
-        self.session = session
+        self._session = session
         """What the page shows."""
         self._height = height
         self._server = Server(session, host=host, port=port, embeddable=True)
@@ -51,7 +51,7 @@ class View:
     def close(self) -> None:
         """Stops the server. Closing again does nothing."""
         self._server.close()
-        self.session.close()
+        self._session.close()
 
     def __enter__(self) -> View:
         return self
@@ -60,7 +60,7 @@ class View:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<view of {self.session.target} at {self.url}>"
+        return f"<view of {self._session.target} at {self.url}>"
 
     def _repr_html_(self) -> str:
         address = html.escape(self.url, quote=True)

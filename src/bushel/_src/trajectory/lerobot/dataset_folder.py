@@ -25,6 +25,7 @@ import numpy as np
 from bushel._src.base import redact
 from bushel._src.base.errors import BushelWarning, DamagedFile
 from bushel._src.base.late_imports import import_package
+from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import file_access, local_files, paths
 from bushel._src.sources.parquet import remember_footer
@@ -147,6 +148,7 @@ _EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 
 
+@public("bushel.trajectory")
 @in_states("lerobot_feature")
 @dataclasses.dataclass(frozen=True)
 class LeRobotFeature:

@@ -116,7 +116,7 @@ class LeRobotEpisodes:
     @property
     def parts(self) -> LeRobotImages:
         """The reader of pictures by their places."""
-        for column in self._table.image_columns:
+        for column in self._table._image_columns:
             if isinstance(column.parts, LeRobotImages):
                 return column.parts
         return LeRobotImages(self._folder.path, Catalog([], [], [], [], []), PacketTables.of([]))

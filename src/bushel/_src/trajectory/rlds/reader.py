@@ -32,7 +32,7 @@ from bushel._src.sources.record_files import JoinedRecords
 from bushel._src.sources.tfds import FORMATS, read_json, shard_lengths, shard_names, split_entries
 from bushel._src.trajectory.data_utils import nest_leaves, to_objects
 from bushel._src.trajectory.encoded_images import Encoded, RecordParts
-from bushel._src.trajectory.episode_builder import EpisodeBuilder, parse_split
+from bushel._src.trajectory.episode_builder import EpisodeBuilder, EpisodeSource, parse_split
 from bushel._src.trajectory.rlds.dataset_folder import EpisodeFeatures, FeatureLeaf, Values, find_folder, parse_features
 
 _FORMAT = 2
@@ -232,7 +232,7 @@ class RLDSBuilder(EpisodeBuilder):
     FileNotFoundError: There is no prepared data set 'bridge': nowhere/bridge holds no dataset_info.json.
     """
 
-    def __init__(self, name: str, data_dir: Path, storage_options: Options | None = None):
+    def __init__(self, name: str, data_dir: Path, *, storage_options: Options | None = None):
         self.folder = find_folder(name, data_dir, storage_options)
         info = read_json(f"{self.folder}/dataset_info.json", storage_options)
         self.info: dict[str, Any] = info.value
@@ -251,7 +251,7 @@ class RLDSBuilder(EpisodeBuilder):
             read_json(f"{self.folder}/features.json", storage_options), f"{self.name} in {redact.show(self.folder)}"
         )
 
-    def episodes(self, split: str = "all", *, images: Images = "lazy", unpack: bool = False) -> RLDSEpisodes:
+    def episodes(self, split: str = "all", *, images: Images = "lazy", unpack: bool = False) -> EpisodeSource:
         """The episodes of a split, in the order of the files; see `RLDSEpisodes`.
 
         Args:
