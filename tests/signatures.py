@@ -14,8 +14,6 @@ from typing import Any, ForwardRef
 
 from bushel._src.base.public import find_module
 
-from bushel._src.base.public import find_module
-
 sys.path[:0] = [str(Path(__file__).parent.parent / "docs" / "_ext")]
 public_names = importlib.import_module("public_names")
 
