@@ -282,7 +282,7 @@ class _Changed(ValueError):
 
 
 def _stack_exactly(leaves: list[Any]) -> np.ndarray:
-    """Return leaves stacked by NumPy's rules, which find a dtype for all. Raise if a leaf would have another value in it."""
+    """Return leaves stacked by NumPy's rules, which find a dtype for all. Raise if this would change a value."""
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, (str, bytes)) and exact_values.ends_in_zero(leaf):
             raise _Changed(
