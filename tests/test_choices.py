@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
@@ -14,6 +15,7 @@ from signatures import public_functions, types_of
 import bushel
 from bushel import MapDataset, trajectory
 from bushel._src.base import checks
+from bushel.trajectory.oxe import crossformer, octo, openvla, xgym
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("ray")
@@ -187,6 +189,19 @@ CALLS: dict[str, Call] = {
         trajectory.data_utils.sample_match_keys_uniform({"a": 1}, "a", rng=np.random.default_rng(0), **word)
     ),
 }
+for project, known in ((crossformer, "bc_z"), (octo, "bc_z"), (xgym, "xgym_single")):
+    CALLS[f"{project.__name__}.make_oxe_dataset_kwargs"] = functools.partial(
+        project.make_oxe_dataset_kwargs, known, "never"
+    )
+    CALLS[f"{project.__name__}.make_oxe_dataset_kwargs_and_weights"] = functools.partial(
+        project.make_oxe_dataset_kwargs_and_weights, [(known, 1.0)], "never"
+    )
+CALLS[f"{openvla.__name__}.make_oxe_dataset_kwargs"] = functools.partial(
+    openvla.make_oxe_dataset_kwargs, "bc_z", "never"
+)
+CALLS[f"{openvla.__name__}.get_oxe_dataset_kwargs_and_weights"] = functools.partial(
+    openvla.get_oxe_dataset_kwargs_and_weights, "never", [("bc_z", 1.0)]
+)
 # The constructors of these are not for users: a function or a method of theirs takes the word.
 INSIDE = {"bushel.trajectory.TrajectoryDataset.__init__", "bushel.trajectory.RLDSBuilder.episodes"}
 # Arguments of a text that is no choice, by the kind of text.

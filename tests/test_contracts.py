@@ -1,7 +1,7 @@
 """Abstract or final: a class is an interface or a leaf, and no method with a body is replaced in a subclass.
 
-A method marked `@optional` (`base/state_names.py`) has a documented default and may be replaced, once. No other method
-with a body may be replaced.
+A method marked `@overridable` (`base/state_names.py`) has a documented default and may be replaced, once. No other
+method with a body may be replaced.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def overridden(root: Path) -> list[str]:
             for above in ancestors(one, by_name):
                 replaced = above.methods.get(name)
                 if replaced is not None and has_body(replaced):
-                    if "optional" not in marks(replaced):
+                    if "overridable" not in marks(replaced):
                         found.append(f"{one.place}: {one.name}.{name} replaces {above.name}.{name}")
                     break
     return sorted(found)
@@ -90,7 +90,7 @@ def ancestors(one: Class, by_name: dict[str, list[Class]]) -> Iterator[Class]:
 def test_no_method_with_a_body_is_replaced():
     found = overridden(LIBRARY)
     lines = "\n".join(found)
-    assert not found, f"Make the method abstract, or mark its default as @optional:\n{lines}"
+    assert not found, f"Make the method abstract, or mark its default as @overridable:\n{lines}"
 
 
 def library(folder: Path, text: str) -> Path:
@@ -111,15 +111,15 @@ def test_the_guard_sees_through_a_class_between(tmp_path):
     assert overridden(library(tmp_path, text)) == ["module: Leaf.size replaces Base.size"]
 
 
-def test_abstract_and_optional_methods_may_be_implemented(tmp_path):
-    for mark in ("abc.abstractmethod", "optional", "contract.optional"):
+def test_abstract_and_overridable_methods_may_be_implemented(tmp_path):
+    for mark in ("abc.abstractmethod", "overridable", "state_names.overridable"):
         marked = BASE.replace("    def", f"    @{mark}\n    def")
         text = marked + "class Leaf(Base):\n    def size(self):\n        return 2\n"
         assert overridden(library(tmp_path, text)) == []
 
 
-def test_an_implemented_optional_method_is_final(tmp_path):
-    marked = BASE.replace("    def", "    @optional\n    def")
+def test_an_implemented_overridable_method_is_final(tmp_path):
+    marked = BASE.replace("    def", "    @overridable\n    def")
     text = marked + "class Leaf(Base):\n    def size(self):\n        return 2\n"
     text += "class Below(Leaf):\n    def size(self):\n        return 3\n"
     assert overridden(library(tmp_path, text)) == ["module: Below.size replaces Leaf.size"]

@@ -10,7 +10,8 @@ import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
 # Programs of other tests.
-OTHERS = {"device_program", "fill_disk", "global_job", "helper_module", "killed_conversion", "read_damaged"}
+OTHERS = {"device_cases", "device_program", "fill_disk", "global_job", "helper_module", "killed_conversion"}
+OTHERS |= {"mesh_cases", "read_damaged"}
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem not in OTHERS)
 BUSHEL = [sys.executable, "-m", "bushel", "run"]
 

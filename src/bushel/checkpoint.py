@@ -5,14 +5,14 @@ import typing as _typing
 from bushel._src.base.doors import open_door as _open_door
 
 if _typing.TYPE_CHECKING:
+    from bushel._src.loaders.checkpoint import CheckpointHandler
     from bushel._src.loaders.orbax import CheckpointRestore, CheckpointSave
-    from bushel._src.state.checkpoint_files import CheckpointHandler
 
 __all__ = ["CheckpointHandler", "CheckpointRestore", "CheckpointSave"]
 
 _MODULES = {
+    "loaders.checkpoint": "CheckpointHandler",
     "loaders.orbax": "CheckpointRestore CheckpointSave",
-    "state.checkpoint_files": "CheckpointHandler",
 }
 
 if not _typing.TYPE_CHECKING:  # Orbax is large: it is loaded when it is used

@@ -112,11 +112,11 @@ print("ended")
 def test_what_is_stopped_at_exit_is_forgotten_when_it_ends():
     forgotten = """
 import gc
-from bushel._src.base import ending_threads
+from bushel._src.base import background
 for _ in range(20):
     with iter(records.to_iter_dataset(bushel.ReadOptions(4, 16))) as it:
         next(it)
-while ending_threads._stops:
+while background._stops:
     time.sleep(0.01)
 print("ended")
 """

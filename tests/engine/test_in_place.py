@@ -271,5 +271,5 @@ def test_no_other_node_says_that_it_makes_results():
         left.extend(kind.__subclasses__())
         if kind.in_place is not MapNode.in_place and not inspect.isabstract(kind):
             found.add("Reindex" if issubclass(kind, Reindex) else kind.__name__)
-    batches = {"Batch", "Bucket", "PackedRows", "SortedValues", "_WatchedBatches"}
-    assert found == {"Source", "Reindex", "Chosen", "Watched", "LocalRows"} | batches
+    batches = {"BatchElements", "Bucket", "PackedRows", "SortedValues", "_WatchedBatches"}
+    assert found == {"SourceNode", "Reindex", "Chosen", "Watched", "LocalRows"} | batches

@@ -6,7 +6,7 @@ from bushel import StateMismatch
 
 HEAD = "This state belongs to another pipeline. What differs (- in the state, + here, ~ in both):\n"
 DETAILS = "      "
-"""Lines that begin like this name what has changed in the line before: tests/state/test_details.py tests them."""
+"""Lines that begin like this name what changed in the line before. tests/state/test_explain_identity.py holds them."""
 TAIL = "\nPass check=False to set_state to restore it anyway."
 
 

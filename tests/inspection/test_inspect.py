@@ -317,7 +317,7 @@ class Missing:
         if name.partition(".")[0] in ("pyarrow", "h5py", "uvicorn", "starlette"):
             raise ImportError(f"No module named {name!r}", name=name.partition(".")[0])
 sys.meta_path.insert(0, Missing())
-from bushel import cli
+from bushel._src import cli
 sys.exit(max(cli.main(["inspect", path]) for path in sys.argv[1:]))
 """
 

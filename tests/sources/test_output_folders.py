@@ -346,7 +346,8 @@ PROGRAM = """
 import os, signal, sys
 import numpy as np
 import bushel
-from bushel.sources import convert, uploads
+from bushel._src.sources import uploads
+from bushel.sources import convert
 from bushel.trajectory import write_rlds
 
 what, base, deadly = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -447,7 +448,7 @@ def test_a_killed_writer_leaves_nothing_that_opens_and_the_next_one_completes_it
 
 KILLED_IN_THE_MIDDLE = """
 import os, signal, sys
-from bushel.sources import output_folders, uploads
+from bushel._src.sources import folders, uploads
 
 class Deadly:
     def __init__(self, path, mode):
@@ -467,7 +468,7 @@ class Deadly:
         return self.file.read(size)
 
 uploads.open = Deadly
-output_folders.open_folder(sys.argv[1]).write("x", bytes(200 << 20))
+folders.open_folder(sys.argv[1]).write("x", bytes(200 << 20))
 """
 
 

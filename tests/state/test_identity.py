@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.processes import run_script
 from helpers.state_mismatches import difference, saved
 
 import bushel
@@ -628,3 +629,24 @@ def test_a_state_belongs_to_the_user():
     state["bushel"]["identity"][3].clear()
     assert iter(ds).get_state()["bushel"]["identity"] == identity.identify(ds._node)
     assert iter(ds).get_state()["bushel"]["identity"][3]
+
+
+IDENTITY = """
+    import bushel{module}
+
+    class Split(bushel.experimental.FlatMapTransform):
+        max_fan_out = 2
+
+        def flat_map(self, x):
+            return [x]
+
+    ds = bushel.experimental.FlatMapIterDataset(bushel.MapDataset.range(5).to_iter_dataset(), Split())
+    print(iter(ds).identity)
+"""
+
+
+def test_an_identity_does_not_depend_on_which_public_modules_are_loaded(tmp_path):
+    """`FlatMap` says that it is of `bushel.transforms`; before that module is loaded it is Bushel's class, too."""
+    found = [run_script(tmp_path, IDENTITY.replace("{module}", module)) for module in ("", ".transforms")]
+    assert [code for code, _, _ in found] == [0, 0], found
+    assert found[0] == found[1] and "FlatMap=" not in found[0][1]

@@ -154,7 +154,7 @@ def test_validation_has_the_other_frames_and_the_statistics_of_training(cache):
 
 def test_a_filter_of_frames_belongs_to_its_data_set(cache):
     for compat in (None, "crossformer"):
-        own = {"frame_filter": "robots:even_frames", "override_traj_transform_kwargs": {"action_horizon": 1}}
+        own = {"frame_filter": "helpers.robots:even_frames", "override_traj_transform_kwargs": {"action_horizon": 1}}
         pair = [plain_robot("first", cache, **own), plain_robot("second", cache)]
         frames = first(get_dataset(numbers_only(cache, datasets=pair, compat=compat, batch_size=None)), 400)
         for name, odd_ones in ((b"first", False), (b"second", True)):

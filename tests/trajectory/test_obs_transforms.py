@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from bushel._src.trajectory.augmentations import augment_image
 from bushel._src.trajectory.obs_transforms import choose_images, over_window
-from bushel.trajectory import obs_transforms
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout
 
 FOLDER = Path(__file__).parent / "golden" / "frame"
@@ -190,7 +189,7 @@ def test_compat_reaches_the_crop(monkeypatch):
         asked.append(kwargs["compat"])
         return augment_image(image, **kwargs)
 
-    monkeypatch.setattr(obs_transforms, "augment_image", watched)
+    monkeypatch.setattr("bushel._src.trajectory.obs_transforms.augment_image", watched)
     default = augment(frame([True]), 0, AUGMENT)["image_a"]
     original = augment(frame([True]), 0, AUGMENT, compat="crossformer")["image_a"]
     assert asked == [None, "crossformer"] and (default != original).any()
@@ -330,7 +329,7 @@ def test_compat_is_checked(function):
 def test_importing_loads_no_decoder_and_no_jax():
     program = (
         "import sys\n"
-        "from bushel._src.trajectory import augmentations, device_augmentations, obs_transforms, pixels\n"
+        "from bushel._src.trajectory import augmentations, obs_transforms, pixels\n"
         "print(sorted({'PIL', 'jax', 'simplejpeg', 'scipy'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=250)

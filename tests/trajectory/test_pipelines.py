@@ -243,7 +243,7 @@ def same(ours, theirs):
 def test_the_originals_calls_take_config_dicts(folder):
     augment = {"primary": {"random_brightness": [0.1], "augment_order": ["random_brightness"]}}
     plain = {
-        "dataset_kwargs": arm(folder, standardize_fn=ModuleSpec.create("robots:narrow", width=2)),
+        "dataset_kwargs": arm(folder, standardize_fn=ModuleSpec.create("helpers.robots:narrow", width=2)),
         "traj_transform_kwargs": {"window_size": FieldReference(2), "head_to_dataset": {"arm": ["arm"]}},
         "frame_transform_kwargs": {"resize_size": {"primary": (4, 4)}, "image_augment_kwargs": augment},
     }

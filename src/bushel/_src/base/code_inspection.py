@@ -335,7 +335,9 @@ def is_users_code(function_or_class: Any) -> bool:
     if isinstance(function_or_class, types.FunctionType):
         module = function_or_class.__globals__
     else:
-        module = vars(sys.modules.get(function_or_class.__module__, types.ModuleType("")))
+        name = function_or_class.__module__
+        # A class of Bushel has the name of a public module, which may not be loaded: `bushel.transforms`, for example.
+        module = vars(sys.modules[name]) if name in sys.modules else {"__name__": name}
     return _is_users_module(module.get("__name__") or "", module.get("__file__"))
 
 
