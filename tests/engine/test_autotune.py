@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import bushel
 from bushel._src.datasets.iterator import PipelineIterator
 from bushel._src.engine.measurements import SMALL_WAIT_SHARE
-from bushel._src.engine.pool.executor import MAX_STRETCH, Tuned, Tuner
+from bushel._src.engine.pool.autotune import MAX_STRETCH, Tuned, Tuner
 from bushel._src.engine.processes.executor import Processes, ProcessSupervisor
 from bushel._src.engine.program import Result
 from bushel._src.engine.tasks import Ticket
@@ -261,7 +261,7 @@ def mostly_quick(x: int) -> int:
 
 
 def test_slow_elements_that_hold_up_the_others_make_it_work_further_ahead(monkeypatch):
-    monkeypatch.setattr("bushel._src.engine.pool.executor.WINDOW_S", 0.1)
+    monkeypatch.setattr("bushel._src.engine.pool.autotune.WINDOW_S", 0.1)
     executor = Tuned(Processes(3))
     executor._tuner.workers = 3
     stream = bushel.MapDataset.range(1_000_000).map(mostly_quick).to_iter_dataset()
@@ -285,7 +285,7 @@ def test_a_consumer_that_is_the_limit_gets_one_worker(monkeypatch):
 
     monkeypatch.setattr(Tuner, "judge", noted)
     monkeypatch.setattr("bushel._src.engine.opener.count_cores", lambda: 3)
-    monkeypatch.setattr("bushel._src.engine.pool.executor.WINDOW_S", 0.1)
+    monkeypatch.setattr("bushel._src.engine.pool.autotune.WINDOW_S", 0.1)
     deadline = time.monotonic() + SOON_S
     with iter(bushel.MapDataset.range(1_000_000).batch(4).to_iter_dataset().mp_prefetch()) as it:
         while judged[-5:] != [1] * 5:

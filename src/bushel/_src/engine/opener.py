@@ -364,7 +364,7 @@ def _start_executor(node: Ahead, mapper: DmaMapper | None) -> Executor:
         )
     if node.options.num_workers is not None:
         return executor
-    from bushel._src.engine.pool.executor import Tuned
+    from bushel._src.engine.pool.autotune import Tuned
 
     return Tuned(executor)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from bushel._src.engine.delivery import MOST_POSITIONS
 from bushel._src.engine.measurements import SMALL_WAIT_SHARE, Pool, count_cores
-from bushel._src.engine.pool.executor import LEAST_GAIN, Tuner
+from bushel._src.engine.pool.autotune import LEAST_GAIN, Tuner
 from bushel._src.engine.program import Result
 from bushel._src.engine.tasks import ExecutorAround, Task, Threads, Ticket
 from bushel._src.graph.node import MapNode, Node

@@ -28,7 +28,8 @@ from bushel._src.engine.actors import cluster, object_store
 from bushel._src.engine.actors.worker import ActorLocation, ActorWorker, Announcer, Setup, TaskHeader
 from bushel._src.engine.measurements import format_size
 from bushel._src.engine.pool import program_table, wire
-from bushel._src.engine.pool.executor import PooledExecutor, Tuned, count_results
+from bushel._src.engine.pool.autotune import Tuned
+from bushel._src.engine.pool.executor import PooledExecutor, count_results
 from bushel._src.engine.pool.jobs import Job, PoolOptions, PoolWorker
 from bushel._src.engine.pool.results import NO_ACCELERATOR, unpack_error
 from bushel._src.engine.pool.supervisor import PoolSupervisor
