@@ -452,4 +452,4 @@ def _choose_project(
 
 def load_tables(project: str) -> Project:
     """The tables of a project."""
-    return importlib.import_module(f"bushel._src.trajectory.oxe.{project}").PROJECT
+    return getattr(importlib.import_module("bushel._src.trajectory.oxe.projects"), project.upper())
