@@ -16,8 +16,8 @@ import numpy as np
 
 from bushel._src.base import trees
 from bushel._src.base.blocks import Columns
+from bushel._src.base.exact_values import whole_text
 from bushel._src.base.options import ReadOptions
-from bushel._src.base.pickling import whole_text
 from bushel._src.base.private_elements import IMMUTABLE, list_children
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
