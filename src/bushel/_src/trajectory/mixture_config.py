@@ -55,7 +55,7 @@ _PURE = {
     )
 }
 """Our own modules whose functions every file may name: they only compute, and read or write no files."""
-_TABLES = {f"bushel.trajectory.oxe.{project}": project for project in PROJECTS}
+_TABLES = {f"bushel.trajectory.oxe.{name}": project for name, project in PROJECTS.items()}
 
 
 def check_references(content: Any, path: str, modules: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ def check_references(content: Any, path: str, modules: Sequence[str]) -> None:
 
 
 def _is_own_transform(module: str, name: str) -> bool:
-    if module in _TABLES and name in PROJECTS[_TABLES[module]].functions:
+    if module in _TABLES and name in _TABLES[module].functions:
         return True
     if module not in (*_DOORS, *_TABLES):
         return False
