@@ -9,7 +9,7 @@
 import os as _os
 import typing as _typing
 
-from bushel._src.base.public import open_door as _open_door
+from bushel._src.base.doors import open_door as _open_door
 
 if _typing.TYPE_CHECKING:
     from bushel import checkpoint as checkpoint

@@ -5,7 +5,7 @@ Names are loaded when they are first used.
 
 import typing as _typing
 
-from bushel._src.base.public import open_door as _open_door
+from bushel._src.base.doors import open_door as _open_door
 
 if _typing.TYPE_CHECKING:
     from bushel._src.trajectory.augmentations import augment_image, augment_images
