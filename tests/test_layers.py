@@ -219,7 +219,9 @@ def test_downward_imports_pass(tmp_path, path, text):
 
 
 NESTED = "def f():\n    from bushel._src.engine import run"
-TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from bushel._src.datasets.dataset import MapDataset"
+TYPES = (
+    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from bushel._src.datasets.map_dataset import MapDataset"
+)
 
 
 @pytest.mark.parametrize(

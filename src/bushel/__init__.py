@@ -61,9 +61,9 @@ if _typing.TYPE_CHECKING:
     from bushel._src.base.transforms import RandomMap as RandomMapTransform
     from bushel._src.base.transforms import Transformation as Transformation
     from bushel._src.datasets.base_dataset import Dataset as Dataset
-    from bushel._src.datasets.dataset import IterDataset as IterDataset
-    from bushel._src.datasets.dataset import MapDataset as MapDataset
+    from bushel._src.datasets.iter_dataset import IterDataset as IterDataset
     from bushel._src.datasets.iterator import DatasetIterator as DatasetIterator
+    from bushel._src.datasets.map_dataset import MapDataset as MapDataset
     from bushel._src.datasets.map_dataset import PackedMapDataset as PackedMapDataset
     from bushel._src.device.to_device import device_put as device_put
     from bushel._src.display.show_element import ShownElement as ShownElement
@@ -188,9 +188,9 @@ _MODULES = {
     "base.records": "Record RecordMetadata",
     "base.transforms": "Batch Map=MapTransform RandomMap=RandomMapTransform Transformation",
     "datasets.base_dataset": "Dataset",
-    "datasets.dataset": "IterDataset MapDataset",
+    "datasets.iter_dataset": "IterDataset",
     "datasets.iterator": "DatasetIterator",
-    "datasets.map_dataset": "PackedMapDataset",
+    "datasets.map_dataset": "MapDataset PackedMapDataset",
     "device.to_device": "device_put",
     "display.show_element": "ShownElement",
     "engine.measurements": "Pool SkippedElements Stage Transfer",

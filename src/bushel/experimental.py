@@ -5,16 +5,6 @@ from bushel._src.base.rng import RngPool
 from bushel._src.base.transforms import FlatMap as FlatMapTransform
 from bushel._src.base.transforms import MapWithIndex as MapWithIndexTransform
 from bushel._src.base.trees import ShapeDtypeStruct, ShapeDtypeStructProtocol
-from bushel._src.datasets.dataset import (
-    FlatMapIterDataset,
-    FlatMapMapDataset,
-    ThreadPrefetchIterDataset,
-    WithOptionsIterDataset,
-    ZipMapDataset,
-    apply_transformations,
-    get_element_spec,
-    multithread_prefetch,
-)
 from bushel._src.datasets.grain_classes import (
     BestFitPackIterDataset,
     CacheIterDataset,
@@ -31,9 +21,18 @@ from bushel._src.datasets.grain_classes import (
     WindowShuffleIterDataset,
     WindowShuffleMapDataset,
     ZipIterDataset,
+    apply_transformations,
     assert_equal_output_after_checkpoint,
+    get_element_spec,
+)
+from bushel._src.datasets.iter_dataset import (
+    FlatMapIterDataset,
+    ThreadPrefetchIterDataset,
+    WithOptionsIterDataset,
+    multithread_prefetch,
 )
 from bushel._src.datasets.iterator import ThreadPrefetchDatasetIterator, get_next_index, set_next_index
+from bushel._src.datasets.map_dataset import FlatMapMapDataset, ZipMapDataset
 from bushel._src.datasets.performance import PerformanceConfig, pick_performance_config
 from bushel._src.device.to_device import device_put_like_grain as device_put
 from bushel._src.graph.batch import batch_and_pad

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bushel
-from bushel._src.base.pickling import dump_elements, whole_text
+from bushel._src.base.exact_values import dump_elements, whole_text
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from bushel._src.trajectory.data_utils import nest_leaves
-from bushel._src.trajectory.oxe.registry import PROJECTS, load_tables, read_table
+from bushel._src.trajectory.oxe.projects import PROJECTS
+from bushel._src.trajectory.oxe.registry import read_table
 from bushel._src.trajectory.rlds.writer import write_rlds
 from helpers.golden_trajectories import GOLDEN
 
@@ -60,7 +61,7 @@ def outputs(data_set: str, project: str) -> Iterator[tuple[str, Leaves, Leaves |
 
 def image_keys(data_set: str) -> set[str]:
     """The entries of the observation that are images, by the tables of all projects."""
-    configs = [load_tables(project).configs.get(data_set, {}) for project in PROJECTS]
+    configs = [project.configs.get(data_set, {}) for project in PROJECTS.values()]
     kinds = ("image_obs_keys", "depth_obs_keys")
     return {key for config in configs for kind in kinds for key in config.get(kind, {}).values() if key}
 
@@ -89,7 +90,7 @@ def write(folder: Path, data_set: str, like: str | None = None, cases: str = "c0
 def make_tables() -> str:
     """The tables of `docs/oxe.md`, from the registry. In the folder `tests`,
     `python -m helpers.oxe_data` writes them into the page."""
-    tables = {project: load_tables(project) for project in PROJECTS}
+    tables = PROJECTS
     rows = []
     for name in read_table("datasets.json"):
         cameras: dict[str, list[str]] = {}

@@ -398,6 +398,6 @@ def test_some_devices_for_pmap():
 def test_options_of_the_pipeline_still_skip_on_one_process():
     ds = bushel.MapDataset.range(32).map(lambda x: 8 // (x - 9) * 0 + x).to_iter_dataset().batch(8)
     skipping = ds.to_device(ROWS).pipe(
-        bushel._src.datasets.dataset.WithOptionsIterDataset, DatasetOptions(on_error="skip")
+        bushel._src.datasets.iter_dataset.WithOptionsIterDataset, DatasetOptions(on_error="skip")
     )
     assert [batch.shape for batch in itertools.islice(skipping, 3)] == [(8,)] * 3

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import bushel
 from bushel._src.base.errors import DamagedFile
 from bushel._src.base.options import DatasetOptions
-from bushel._src.datasets.dataset import WithOptionsIterDataset
+from bushel._src.datasets.iter_dataset import WithOptionsIterDataset
 from bushel._src.trajectory.lerobot import table as tables
 from bushel._src.trajectory.lerobot.dataset_folder import DepthCode, LeRobotFolder
 from bushel._src.trajectory.lerobot.table import align_frames

@@ -10,7 +10,7 @@ import yaml
 from helpers import oxe_data
 from ml_collections import ConfigDict
 
-from bushel._src.trajectory.oxe.registry import PROJECTS, load_tables
+from bushel._src.trajectory.oxe.projects import PROJECTS
 from bushel._src.trajectory.rlds.reader import RLDSBuilder
 from bushel._src.trajectory.standardization_steps import load_standardization
 from bushel.trajectory import (
@@ -545,8 +545,7 @@ def test_an_episode_without_steps_is_left_out(tmp_path):
 def test_every_data_set_can_be_saved_in_a_config(tmp_path):
     """And read again by somebody who trusts no modules."""
     configs = []
-    for project in PROJECTS:
-        tables = load_tables(project)
+    for project, tables in PROJECTS.items():
         for name in set(tables.configs) & set(tables.transforms):
             views = tuple(tables.configs[name]["image_obs_keys"])
             try:

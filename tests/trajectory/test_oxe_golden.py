@@ -8,7 +8,7 @@ from helpers import oxe_data
 
 from bushel._src.trajectory.config_values import ModuleSpec
 from bushel._src.trajectory.data_utils import flatten_tree, nest_leaves
-from bushel._src.trajectory.oxe.registry import PROJECTS, load_tables
+from bushel._src.trajectory.oxe.projects import PROJECTS
 from bushel._src.trajectory.oxe.special_transforms import follow_hand, zero_action_filter
 from bushel._src.trajectory.standardization_steps import Statements
 from bushel.trajectory.oxe import make_oxe_dataset_kwargs_and_weights
@@ -27,7 +27,7 @@ def computes_angles(function):
 
 @pytest.mark.parametrize(("data_set", "project"), PAIRS)
 def test_trajectories_are_those_of_the_original(data_set, project):
-    function = load_tables(project).transforms[data_set]
+    function = PROJECTS[project].transforms[data_set]
     computed = computes_angles(function)
     for case, given, expected in oxe_data.outputs(data_set, project):
         before = {path: leaf.copy() for path, leaf in given.items()}
@@ -55,7 +55,7 @@ def test_trajectories_are_those_of_the_original(data_set, project):
 def test_robo_net_is_what_was_meant():
     for _, given, expected in oxe_data.outputs("robo_net", "openvla"):
         assert expected is not None
-        ours = load_tables("octo").transforms["robo_net"](nest_leaves(given))
+        ours = PROJECTS["octo"].transforms["robo_net"](nest_leaves(given))
         state = [expected["observation", name] for name in ("eef_state", "gripper_state")]
         np.testing.assert_array_equal(ours["observation"]["proprio"], np.concatenate(state, axis=-1))
         np.testing.assert_array_equal(ours["action"], expected["action",])
@@ -111,12 +111,11 @@ def test_mixtures_are_those_of_the_original(number):
 
 
 def test_every_entry_of_the_tables_is_there():
-    tables = {project: load_tables(project) for project in PROJECTS}
-    assert {name: (len(t.configs), len(t.transforms), len(t.mixes)) for name, t in tables.items()} == {
+    assert {name: (len(t.configs), len(t.transforms), len(t.mixes)) for name, t in PROJECTS.items()} == {
         "octo": (58, 58, 5),
         "crossformer": (72, 72, 1),
         "openvla": (70, 73, 18),
         "xgym": (10, 10, 49),
     }
-    names = {name for t in tables.values() for name in (*t.configs, *t.transforms)}
+    names = {name for t in PROJECTS.values() for name in (*t.configs, *t.transforms)}
     assert len(names) == 102

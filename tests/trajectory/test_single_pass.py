@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel._src.datasets.dataset import MapDataset
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.trajectory import single_pass
 from bushel.trajectory import TrajectoryDataset, apply_trajectory_transforms, get_dataset_statistics
 

@@ -16,13 +16,14 @@ import numpy as np
 
 from bushel._src.base import trees
 from bushel._src.base.blocks import Columns
+from bushel._src.base.exact_values import whole_text
 from bushel._src.base.options import ReadOptions
-from bushel._src.base.pickling import whole_text
 from bushel._src.base.private_elements import IMMUTABLE, list_children
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.datasets.dataset import IterDataset, MapDataset
+from bushel._src.datasets.iter_dataset import IterDataset
 from bushel._src.datasets.iterator import DatasetIterator, PipelineIterator
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.sources.protocol import get_batch_reader
 
 _EXECUTORS = {

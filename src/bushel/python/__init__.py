@@ -30,8 +30,9 @@ if _typing.TYPE_CHECKING:
     from bushel._src.base.transforms import Map as MapTransform
     from bushel._src.base.transforms import MapWithIndex as MapWithIndexTransform
     from bushel._src.base.transforms import RandomMap as RandomMapTransform
-    from bushel._src.datasets.dataset import IterDataset, MapDataset
+    from bushel._src.datasets.iter_dataset import IterDataset
     from bushel._src.datasets.iterator import DatasetIterator
+    from bushel._src.datasets.map_dataset import MapDataset
     from bushel._src.datasets.shared_arrays import SharedMemoryArray
     from bushel._src.graph.loader_ops import (
         BatchOperation,
@@ -108,8 +109,9 @@ _MODULES = {
         "Batch DatasetSelectionMap Filter=FilterTransform Map=MapTransform MapWithIndex=MapWithIndexTransform "
         "RandomMap=RandomMapTransform Transformation Transformations"
     ),
-    "datasets.dataset": "IterDataset MapDataset",
+    "datasets.iter_dataset": "IterDataset",
     "datasets.iterator": "DatasetIterator",
+    "datasets.map_dataset": "MapDataset",
     "datasets.shared_arrays": "SharedMemoryArray",
     "graph.loader_ops": "BatchOperation FilterOperation MapOperation Operation RandomMapOperation",
     "graph.samplers": "IndexSampler Sampler SequentialSampler",

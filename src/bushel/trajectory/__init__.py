@@ -32,11 +32,8 @@ if _typing.TYPE_CHECKING:
         unnormalize,
         unnormalize_action_and_proprio,
     )
-    from bushel._src.trajectory.oxe.registry import (
-        NotTrained,
-        make_oxe_dataset_kwargs,
-        make_oxe_dataset_kwargs_and_weights,
-    )
+    from bushel._src.trajectory.oxe.projects import make_oxe_dataset_kwargs, make_oxe_dataset_kwargs_and_weights
+    from bushel._src.trajectory.oxe.registry import NotTrained
     from bushel._src.trajectory.pixels import decode_depth, decode_image, resize_depth_image, resize_image
     from bushel._src.trajectory.rlds.reader import RLDSBuilder
     from bushel._src.trajectory.rlds.writer import write_rlds
@@ -142,7 +139,8 @@ _MODULES = {
     "trajectory.normalization": (
         "NormalizationType normalize normalize_action_and_proprio unnormalize unnormalize_action_and_proprio"
     ),
-    "trajectory.oxe.registry": "make_oxe_dataset_kwargs make_oxe_dataset_kwargs_and_weights NotTrained",
+    "trajectory.oxe.projects": "make_oxe_dataset_kwargs make_oxe_dataset_kwargs_and_weights",
+    "trajectory.oxe.registry": "NotTrained",
     "trajectory.pixels": "decode_depth decode_image resize_depth_image resize_image",
     "trajectory.rlds.reader": "RLDSBuilder",
     "trajectory.rlds.writer": "write_rlds",

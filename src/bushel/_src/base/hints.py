@@ -371,6 +371,15 @@ def missing_in_module(module: str, name: str, names: Iterable[str]) -> str:
     return f"{text}. Did you mean `{near}`?" if near else text
 
 
+def explain_index(index: Any) -> str:
+    """What to write instead of `ds[index]`, if the index looks like one of another library."""
+    if isinstance(index, str):
+        return f"Write `ds[0][{index!r}]` for an entry of one element, `ds.map(lambda x: x[{index!r}])` for all."
+    if isinstance(index, list) or getattr(index, "ndim", 0):
+        return "Write `ds.slice(positions)` for a dataset of several elements, `ds.get(positions)` for the elements."
+    return ""
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the public name that is most like `name`, if one is."""
     import difflib  # here: a program that has all its names right does not need it

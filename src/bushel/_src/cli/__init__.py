@@ -1,4 +1,4 @@
-"""The command `bushel`. Each subcommand has a module here, whose `add_...` adds its parser."""
+"""The command `bushel`. Each subcommand has a function `add_...` in a module here, which adds its parser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bushel._src.base import redact
 from bushel._src.base.code_inspection import is_users_frame
 from bushel._src.cli.convert import add_convert, add_reencode
-from bushel._src.cli.examine import add_bench, add_inspect, add_report, add_stats
+from bushel._src.cli.examine import add_bench, add_inspect, add_report, add_stats, add_view
 from bushel._src.cli.parser import (
     SCRIPT_COMMANDS,
     Parser,
@@ -21,7 +21,6 @@ from bushel._src.cli.parser import (
     split_arguments,
 )
 from bushel._src.cli.run_program import add_run
-from bushel._src.cli.view import add_view
 
 COMMANDS = (add_view, add_inspect, add_stats, add_bench, add_report, add_convert, add_reencode, add_run)
 """The functions that add the parsers of the commands, in the order of `bushel --help`."""

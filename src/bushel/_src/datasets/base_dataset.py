@@ -15,8 +15,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
+import numpy as np
+
 from bushel._src.base import checks, code_inspection, hints, trees
 from bushel._src.base import transforms as tf
+from bushel._src.base.blocks import Block
+from bushel._src.base.errors import RowFailed, add_note, remove_library_frames
 from bushel._src.base.late_imports import Lazy
 from bushel._src.base.options import MultiprocessingOptions, WorkerOptions, find_job_options, read_workers
 from bushel._src.base.progress import Progress, Written
@@ -26,6 +30,7 @@ from bushel._src.datasets.iterator import DatasetIterator, PipelineIterator
 from bushel._src.graph import graph_text, node, streams
 from bushel._src.graph.node import MapNode, Node
 from bushel._src.graph.streams import StreamNode
+from bushel._src.state import identity
 
 if TYPE_CHECKING:
     import pandas
@@ -386,6 +391,36 @@ def _read_element(any_node: Node, index: int) -> Any:
     raise IndexError(f"{any_node.call()} ends before element {index}.")
 
 
+def take_elements(map_node: MapNode, indices: np.ndarray) -> Block:
+    """The elements of a map node at these indices, of which there is at least one. An error names its element."""
+    if map_node.length == 0:
+        raise IndexError(f"{map_node.call()} is empty: it has no element {int(indices[0])}.")
+    if identity.NODE_IDENTITY not in map_node.__dict__:
+        identity.freeze(map_node)
+    try:
+        return map_node.take(indices)
+    except RowFailed as failed:
+        error = failed.error
+        add_note(error, f"bushel: this was element {int(indices[failed.row])} of the dataset.")
+    raise remove_library_frames(error)
+
+
+def check_indices(indices: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The indices of `get` as an array, if they are whole numbers."""
+    positions = np.asarray(indices)
+    if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
+        first = f" The first {indices} elements are `ds.take({indices})`." if isinstance(indices, int) else ""
+        raise TypeError(f"get needs a list of integers, got {indices!r}.{first}")
+    return positions.astype(np.int64)
+
+
+def check_count(count: Any, what: str) -> int:
+    """`count` of `take`, `limit` or `skip`; a list of indices, which `get` takes, is refused."""
+    if isinstance(count, (list, tuple, range, np.ndarray)):
+        raise TypeError(f"{what} takes a number, got {count!r}. Write `ds.get(indices)` for the elements at indices.")
+    return checks.not_negative(count, "count")
+
+
 def check_transform(transform: Any, kind: type, name: str) -> Any:
     """Return `transform`, unless it is neither a function nor a transformation of this kind."""
     function = tf.method(transform, kind, name)
@@ -417,6 +452,12 @@ _ARGUMENTS = {
 """How many arguments each operation gives to the user's function, and how such a call reads."""
 _RETURNING = ("map", "map_with_index", "random_map", "filter", *_VALUES)
 """Operations to which a function that always returns None is of no use."""
+
+
+def check_values(values: Any, what: str) -> Any:
+    """Values of records for the operation `what`; a function is refused if it cannot be called with an element."""
+    is_function = callable(values) or isinstance(values, tf.Map)
+    return check_transform(values, tf.Map, what) if is_function else values
 
 
 def check_flat_map(transform: Any) -> tf.FlatMap:

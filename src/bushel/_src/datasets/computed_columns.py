@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,9 @@ from bushel._src.base.options import MultiprocessingOptions, WorkerOptions, find
 from bushel._src.base.progress import Progress
 from bushel._src.base.state_names import in_states
 from bushel._src.base.transforms import Map
+from bushel._src.datasets.base_dataset import check_values
 from bushel._src.datasets.iterator import PipelineIterator
-from bushel._src.graph import by_length
+from bushel._src.graph import by_length, select
 from bushel._src.graph.by_length import Bucket, BucketOptions, PackedRows, PackOptions, plan_rows
 from bushel._src.graph.column_values import SortedValuesOfRange, ValueType, collect_values, join_arrays, sort_arrays
 from bushel._src.graph.columns import Column, NodeValues, NoneMissing, SortedValues, find_records
@@ -53,7 +54,10 @@ def column(
     storage_options: Mapping[str, Any] | None = None,
     trust_source: bool = False,
 ) -> Column:
-    """Return the column of `function` over the records of `node`; see `MapDataset.column`."""
+    """The column of `function` over the records of `node`; see `MapDataset.column`."""
+    if cache_dir is None:
+        given = {"storage_options": storage_options is not None, "trust_source": trust_source}
+        checks.unused(given, "without cache_dir, since nothing is kept", "Write cache_dir=folder")
     options = read_workers(workers)
     folder = None if cache_dir is None else folders.open_folder(cache_dir, storage_options)
     freeze(node)  # the nodes computed below may be copies of its nodes, with the same functions
@@ -353,6 +357,50 @@ def check_groups(values: Any, node: MapNode, whole: MapNode) -> np.ndarray:
     return column._of_epoch(node, 0)
 
 
+def split_records(node: MapNode, shares: Any, seed: int, by: Any, hashed: bool) -> list[MapNode]:
+    """The parts of a split, each as a copy of the pipeline that reads other records; see `MapDataset.split`."""
+    if isinstance(shares, (str, bytes)) or not isinstance(shares, (Mapping, Sequence, np.ndarray)):
+        raise TypeError(f"`split` takes the shares of the parts, such as [0.9, 0.1]; got {shares!r}.")
+    checked = select.check_split_sizes(list(shares.values() if isinstance(shares, Mapping) else shares))
+    chosen_seed = checks.seed(seed, below=1 << 32)
+    if hashed and (by is None or checked.counts):
+        needs = "a value for each record: write `by=function`" if by is None else "shares such as [0.9, 0.1]"
+        raise ValueError(f"`split` with hashed=True needs {needs}.")
+    records = select.find_records(node)
+    if by is None:
+        parts = select.split_by_position(records, checked, chosen_seed)
+    else:
+        groups = check_groups(check_values(by, "split"), records, node)
+        parts = select.split_by_group(records, groups, checked, chosen_seed, hashed)
+    return [select.replace_records(node, records, part) for part in parts]
+
+
+_CHECKS = {"where": check_mask, "sample": check_weights, "order_by": check_sortable}
+
+
+def choose_elements(node: MapNode, values: Any, what: str, rule: select.Rule) -> MapNode:
+    """The elements that a rule chooses by their values, for the operation `what`: "where", "sample" or "order_by"."""
+    checked = check_values(values, what)
+
+    def build(inner: MapNode) -> MapNode:
+        return select.choose(inner, _CHECKS[what](checked, inner), rule)
+
+    return select.under_endless_repeat(node, build)
+
+
+def pack_elements(node: MapNode, lengths: Any, *options: Any) -> MapNode:
+    """Rows packed from the elements of a node, each epoch as the first if it repeats; see `MapDataset.pack`.
+
+    `options` are the length of a row, the strategy, the window, the seed and the largest number of sequences.
+    """
+    if isinstance(lengths, Mapping):
+        checked: Any = {name: check_values(values, "pack") for name, values in lengths.items()}
+    else:
+        checked = check_values(lengths, "pack")
+    read = by_length.check_options(*options)
+    return select.under_endless_repeat(node, lambda inner: pack_rows(inner, checked, read))
+
+
 def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
     """Return the node of rows that are packed from the elements of `node`. `values` are the lengths of the elements."""
     if node.epochs is not Epochs.SAME:
@@ -373,6 +421,30 @@ def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
                     '`where(lengths <= ...)`, or cut them with strategy="concat_split".'
                 )
     return PackedRows(node, options, plan_rows(lengths, options), digest([column._digest for column in found]))
+
+
+def bucket_elements(
+    node: MapNode,
+    lengths: Any,
+    boundaries: Sequence[int],
+    batch_sizes: int | Sequence[int],
+    *,
+    derive_seed: Callable[[], int],
+    drop_remainder: bool,
+    features: Sequence[str] | None,
+    padding: Any,
+    batch_fn: Any,
+) -> MapNode:
+    """Batches of the elements of a node with similar lengths; see `MapDataset.bucket`."""
+    checked = check_values(lengths, "bucket")
+    if batch_fn is not None:
+        padded = isinstance(padding, Mapping) or padding != 0
+        given = {"features": features is not None, "padding": padded}
+        checks.unused(given, "with batch_fn, which makes the batch", "Pad inside batch_fn")
+    bounds, sizes = by_length.check_sizes(boundaries, batch_sizes)
+    named = None if features is None else tuple(features)
+    options = BucketOptions(bounds, sizes, derive_seed(), bool(drop_remainder), named, padding, batch_fn)
+    return select.under_endless_repeat(node, lambda inner: bucket_batches(inner, checked, options))
 
 
 def bucket_batches(node: MapNode, values: Any, options: BucketOptions) -> Bucket:

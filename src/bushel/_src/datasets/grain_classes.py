@@ -1,4 +1,4 @@
-"""Datasets that are classes in Grain: files that are read in order, and operations on streams."""
+"""Datasets that are classes in Grain, such as files that are read in order, and functions that take any dataset."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from bushel._src.base import redact, trees
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
+from bushel._src.datasets.base_dataset import apply_all
 from bushel._src.datasets.iter_dataset import IterDataset, IterPipeline
 from bushel._src.datasets.map_dataset import MapDataset, MapPipeline
 from bushel._src.graph.concat_split import BOSHandling, ConcatThenSplit
@@ -462,3 +463,24 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
         iterator.set_state(state)
         np.testing.assert_equal(iterator.get_state(), state, f"set_state changed the state after {taken} elements.")
         np.testing.assert_equal(list(iterator), expected[taken:], f"After {taken} elements, other elements follow.")
+
+
+@public("bushel.experimental")
+def get_element_spec(ds: MapDataset[Any] | IterDataset[Any]) -> Any:
+    """Shapes and dtypes of a dataset's elements, without reading any.
+
+    >>> get_element_spec(MapDataset.range(5).batch(2, drop_remainder=True))
+    ShapeDtypeStruct(shape=(2,), dtype=<class 'numpy.int64'>)
+    """
+    return ds._element_spec
+
+
+@public("bushel.experimental")
+def apply_transformations(ds: Any, transformations: Any) -> Any:
+    """`ds.apply(transformations)`, under Grain's older name.
+
+    >>> from bushel.transforms import Batch
+    >>> list(apply_transformations(MapDataset.range(4), [Batch(2)]))
+    [array([0, 1]), array([2, 3])]
+    """
+    return apply_all(ds, transformations)

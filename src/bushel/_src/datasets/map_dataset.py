@@ -16,7 +16,7 @@ import numpy as np
 from bushel._src.base import blocks, checks, hints
 from bushel._src.base import transforms as tf
 from bushel._src.base.blocks import Block
-from bushel._src.base.errors import BushelWarning, RowFailed, add_note, remove_library_frames
+from bushel._src.base.errors import BushelWarning
 from bushel._src.base.grain_names import Stats
 from bushel._src.base.hints import explains_arguments, renamed_arguments, show_as
 from bushel._src.base.late_imports import Lazy
@@ -27,22 +27,23 @@ from bushel._src.datasets.base_dataset import (
     Dataset,
     DatasetMeta,
     apply_all,
+    check_count,
     check_flat_map,
+    check_indices,
     check_transform,
     derive_random_map_seed,
     derive_seed,
     name_kind,
+    take_elements,
     wrap,
 )
-from bushel._src.datasets.iter_dataset import IterDataset, IterPipeline
+from bushel._src.datasets.iter_dataset import A, B, C, D, E, IterDataset, IterPipeline, S, T, T_co
 from bushel._src.datasets.iterator import DatasetIterator
 from bushel._src.graph import batch, map_ops, reindex, source_nodes, streams, user_datasets
 from bushel._src.graph.node import MapNode
 from bushel._src.index import int64
-from bushel._src.index import mix as mix_index
 from bushel._src.sources.protocol import RandomAccessDataSource
 from bushel._src.sources.user_sources import as_source, check_source
-from bushel._src.state import identity
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -74,14 +75,6 @@ else:
     origins = Lazy("bushel._src.graph.origins")
     select = Lazy("bushel._src.graph.select")
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-S = TypeVar("S")
-A = TypeVar("A")
-B = TypeVar("B")
-C = TypeVar("C")
-D = TypeVar("D")
-E = TypeVar("E")
 K = TypeVar("K")
 
 
@@ -153,23 +146,7 @@ class _MapDatasetMeta(DatasetMeta):
         [0, 1, 2, 10, 3, 11, 0, 10]
         """
         nodes = _nodes_of(datasets, "mix")
-        if exact or temperature is not None or mixtures.is_special(weights):
-            return MapPipeline(mixtures.mix_exactly(nodes, weights, temperature, when_exhausted))
-        mixtures.check_ending(when_exhausted)
-        if when_exhausted != "stop":
-            raise ValueError(
-                f'when_exhausted="{when_exhausted}" needs exact=True. Exact shares give another order than plain '
-                "weights, which follow Grain's rule."
-            )
-        for number, part in enumerate(nodes):
-            if part.length == 0:
-                raise ValueError(
-                    f"All datasets must have positive length for mixing, but the dataset at index {number} "
-                    f"({part.call()}) has length 0."
-                )
-        checked = checks.weights(weights, len(nodes))  # type: ignore[arg-type]
-        integers = (1,) * len(nodes) if checked is None else mix_index.integer_weights(checked)
-        return MapPipeline(reindex.Mix(nodes, integers))
+        return MapPipeline(mixtures.mix(nodes, weights, exact, temperature, when_exhausted))
 
     def select_from_datasets(
         cls, datasets: Sequence[MapDataset[T]], selection_map: tf.DatasetSelectionMap
@@ -185,11 +162,7 @@ class _MapDatasetMeta(DatasetMeta):
         >>> list(MapDataset.concatenate([MapDataset.range(3), MapDataset.range(5, 7)]))
         [0, 1, 2, 5, 6]
         """
-        nodes = _nodes_of(datasets, "concatenate")
-        for part in nodes:
-            if part.length >= checks.INFINITE:
-                raise ValueError(f"Cannot concatenate infinite datasets. {part.call()} is infinite.")
-        return MapPipeline(reindex.Concatenate(nodes))
+        return MapPipeline(reindex.concatenate(_nodes_of(datasets, "concatenate")))
 
 
 if TYPE_CHECKING:
@@ -282,14 +255,9 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         return blocks.rows_of(self._get_block(indices))
 
     def _get_block(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """Return the elements at these indices: a list, or `Columns` if the pipeline works on whole arrays."""
-        positions = np.asarray(indices)
-        if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
-            first = f" The first {indices} elements are `ds.take({indices})`." if isinstance(indices, int) else ""
-            raise TypeError(f"get needs a list of integers, got {indices!r}.{first}")
-        if not positions.size:
-            return []
-        return _take(self._node, positions.astype(np.int64))
+        """The elements at these indices: a list, or `Columns` if the pipeline works on whole arrays."""
+        positions = check_indices(indices)
+        return take_elements(self._node, positions) if positions.size else []
 
     def take(self, count: int) -> MapDataset[T_co]:
         """Return the first `count` elements, as a dataset: `ds[:count]`. For elements at some indices, see `get`.
@@ -297,7 +265,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(10).take(3)), list(MapDataset.range(10).skip(8))
         ([0, 1, 2], [8, 9])
         """
-        return self.slice(builtins.slice(_check_count(count, "take")))
+        return self.slice(builtins.slice(check_count(count, "take")))
 
     def limit(self, count: int) -> MapDataset[T_co]:
         """Return the first `count` elements: the same as `take`, under the word that Grain has for streams.
@@ -305,7 +273,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(10).limit(3))
         [0, 1, 2]
         """
-        return self.slice(builtins.slice(_check_count(count, "limit")))
+        return self.slice(builtins.slice(check_count(count, "limit")))
 
     def skip(self, count: int) -> MapDataset[T_co]:
         """Return all elements but the first `count`, without reading those: `ds[count:]`.
@@ -313,7 +281,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(5).skip(3))
         [3, 4]
         """
-        return self.slice(builtins.slice(_check_count(count, "skip"), None))
+        return self.slice(builtins.slice(check_count(count, "skip"), None))
 
     def __add__(self, other: MapDataset[S]) -> MapDataset[T_co | S]:
         """Return the elements of this dataset and then those of another: `MapDataset.concatenate([self, other])`.
@@ -387,12 +355,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         [[0, 1], [2, 3], [4]]
         """
         size = checks.positive(batch_size, "batch_size")
-        culprit = _find_sparse_step(self._node)
-        if culprit is not None:
-            raise ValueError(
-                f"`MapDataset.batch` can not follow `MapDataset.{culprit}` because it can discard elements. Convert "
-                "`MapDataset` to `IterDataset` with `to_iter_dataset()` before calling `batch`."
-            )
+        batch.check_dense(self._node)
         return MapPipeline(batch.BatchElements(self._node, size, bool(drop_remainder), batch_fn))
 
     @overload
@@ -422,9 +385,8 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> ds[1], list(ds)
         (None, [0, 2, 4])
         """
-        return MapPipeline(
-            map_ops.FilterElements(self._node, check_transform(transform, tf.Filter, "filter"), vectorized)
-        )
+        checked = check_transform(transform, tf.Filter, "filter")
+        return MapPipeline(map_ops.FilterElements(self._node, checked, vectorized))
 
     @overload
     def map(self, transform: MapFunction[T_co, S], *, vectorized: Literal[False] = False) -> MapDataset[S]: ...
@@ -453,9 +415,8 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.source(["a", "b"]).map_with_index(lambda i, x: f"{x}{i}"))
         ['a0', 'b1']
         """
-        return MapPipeline(
-            map_ops.MapElementsWithIndex(self._node, check_transform(transform, tf.MapWithIndex, "map_with_index"))
-        )
+        checked = check_transform(transform, tf.MapWithIndex, "map_with_index")
+        return MapPipeline(map_ops.MapElementsWithIndex(self._node, checked))
 
     @explains_arguments("Write `ds.random_map(function, seed=0)`.")
     def random_map(self, transform: RandomMapFunction[T_co, S], *, seed: int | None = None) -> MapDataset[S]:
@@ -474,9 +435,8 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         True
         """
         chosen = derive_random_map_seed(self, seed)
-        return MapPipeline(
-            map_ops.RandomMapElements(self._node, check_transform(transform, tf.RandomMap, "random_map"), chosen)
-        )
+        checked = check_transform(transform, tf.RandomMap, "random_map")
+        return MapPipeline(map_ops.RandomMapElements(self._node, checked, chosen))
 
     def seed(self, seed: int) -> MapDataset[T_co]:
         """Seed the operations that follow: each derives a seed from this one and from its place in the pipeline.
@@ -579,12 +539,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(10)[1::4]), list(MapDataset.range(10).slice([3, 3, 7]))
         ([1, 5, 9], [3, 3, 7])
         """
-        length = self._node.length
-        if isinstance(sl, builtins.slice):
-            if sl.step == 0:
-                raise ValueError(f"A slice needs a step other than zero, got {sl}.")
-            return MapPipeline(reindex.Slice(self._node, *sl.indices(length)))
-        return MapPipeline(reindex.Listed(self._node, _check_positions(sl, length)))
+        return MapPipeline(reindex.select_positions(self._node, sl))
 
     @overload
     def split(
@@ -646,21 +601,8 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> list(parts["test"])
         [5, 6, 7, 8, 9]
         """
-        node = self._node
-        if isinstance(shares, (str, bytes)) or not isinstance(shares, (Mapping, Sequence, np.ndarray)):
-            raise TypeError(f"`split` takes the shares of the parts, such as [0.9, 0.1]; got {shares!r}.")
-        checked = select.check_split_sizes(list(shares.values() if isinstance(shares, Mapping) else shares))
-        chosen_seed = checks.seed(seed, below=1 << 32)
-        if hashed and (by is None or checked.counts):
-            needs = "a value for each record: write `by=function`" if by is None else "shares such as [0.9, 0.1]"
-            raise ValueError(f"`split` with hashed=True needs {needs}.")
-        records = select.find_records(node)
-        if by is None:
-            parts = select.split_by_position(records, checked, chosen_seed)
-        else:
-            groups = computed_columns.check_groups(_check_values(by, "split"), records, node)
-            parts = select.split_by_group(records, groups, checked, chosen_seed, hashed)
-        datasets = [MapPipeline[T_co](select.replace_records(node, records, part)) for part in parts]
+        parts = computed_columns.split_records(self._node, shares, seed, by, hashed)
+        datasets = [MapPipeline[T_co](part) for part in parts]
         return dict(zip(shares, datasets, strict=True)) if isinstance(shares, Mapping) else tuple(datasets)
 
     @explains_arguments(
@@ -676,13 +618,10 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(2).repeat(2))
         [0, 1, 0, 1]
         """
-        if num_epochs is not None:
-            num_epochs = checks.positive(num_epochs, "num_epochs")
-        if self._node.length >= checks.INFINITE:
-            raise ValueError(f"Repeating already infinite dataset {self._node.call()} does nothing.")
+        repeated = reindex.repeat(self._node, num_epochs, bool(reseed_each_epoch))
         if reseed_each_epoch and num_epochs != 1:
             select.warn_of_leak(self._node)
-        return MapPipeline(reindex.Repeat(self._node, num_epochs, bool(reseed_each_epoch)))
+        return MapPipeline(repeated)
 
     @renamed_arguments(cache="cache_dir", options="workers")
     @explains_arguments("Write `ds.column(function)`.")
@@ -719,9 +658,6 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         ['banana', 'kiwi']
         """
         checked = check_transform(function, tf.Map, "column")
-        if cache_dir is None:
-            given = {"storage_options": storage_options is not None, "trust_source": trust_source}
-            checks.unused(given, "without cache_dir, since nothing is kept", "Write cache_dir=folder")
         return computed_columns.column(
             self._node,
             checked,
@@ -747,8 +683,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(6).where(lambda x: x % 3 == 0))
         [0, 3]
         """
-        checked = _check_values(mask, "where")
-        return _choose(self._node, computed_columns.check_mask, checked, select.Where())
+        return MapPipeline(computed_columns.choose_elements(self._node, mask, "where", select.Where()))
 
     @explains_arguments("Write `ds.sample(weights, seed=0)`.")
     def sample(
@@ -775,7 +710,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         """
         chosen_seed = derive_seed(self, seed, "sample")
         rule = select.Draw(chosen_seed) if replacement else select.WeightedShuffle(chosen_seed)
-        return _choose(self._node, computed_columns.check_weights, _check_values(weights, "sample"), rule)
+        return MapPipeline(computed_columns.choose_elements(self._node, weights, "sample", rule))
 
     @explains_arguments(
         "Write `ds.order_by(function)`.", reverse="Write `ds.order_by(-column)` for large values first."
@@ -804,7 +739,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         if seed is not None and not noise:  # no error: a program may try several values of noise with one seed
             warnings.warn("seed has no effect without noise. Write noise=1 to shuffle.", BushelWarning, stacklevel=2)
         rule = select.OrderBy(float(noise), derive_seed(self, seed, "order_by") if noise else 0)
-        return _choose(self._node, computed_columns.check_sortable, _check_values(values, "order_by"), rule)
+        return MapPipeline(computed_columns.choose_elements(self._node, values, "order_by", rule))
 
     @explains_arguments("Write `ds.pack(len, length)`.", max_length="Write `length={0}`.")
     def pack(
@@ -838,14 +773,8 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> packed[0]["tokens"].tolist(), packed[0]["tokens_segment_ids"].tolist(), packed.efficiency
         ([1, 2, 3, 6], [1, 1, 1, 2], {'tokens': 0.75})
         """
-        if isinstance(lengths, Mapping):
-            checked: Any = {name: _check_values(values, "pack") for name, values in lengths.items()}
-        else:
-            checked = _check_values(lengths, "pack")
-        options = by_length.check_options(length, strategy, window, seed, max_sequences)
-        return PackedMapDataset(
-            select.under_endless_repeat(self._node, lambda inner: computed_columns.pack_rows(inner, checked, options))
-        )
+        options = (length, strategy, window, seed, max_sequences)
+        return PackedMapDataset(computed_columns.pack_elements(self._node, lengths, *options))
 
     @explains_arguments("Write `ds.bucket(len, boundaries, batch_sizes, seed=0)`.")
     def bucket(
@@ -880,20 +809,18 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         >>> sorted(batch.tolist() for batch in ds.bucket(len, [2, 4], 2, seed=0))
         [[[1, 0], [1, 1]], [[1, 1, 1, 1], [1, 1, 1, 0]]]
         """
-        checked = _check_values(lengths, "bucket")
-        if batch_fn is not None:
-            padded = isinstance(padding, Mapping) or padding != 0
-            given = {"features": features is not None, "padding": padded}
-            checks.unused(given, "with batch_fn, which makes the batch", "Pad inside batch_fn")
-        bounds, sizes = by_length.check_sizes(boundaries, batch_sizes)
-        chosen = derive_seed(self, seed, "bucket")
-        named = None if features is None else tuple(features)
-        options = by_length.BucketOptions(bounds, sizes, chosen, bool(drop_remainder), named, padding, batch_fn)
-        return MapPipeline(
-            select.under_endless_repeat(
-                self._node, lambda inner: computed_columns.bucket_batches(inner, checked, options)
-            )
+        batches = computed_columns.bucket_elements(
+            self._node,
+            lengths,
+            boundaries,
+            batch_sizes,
+            derive_seed=lambda: derive_seed(self, seed, "bucket"),
+            drop_remainder=drop_remainder,
+            features=features,
+            padding=padding,
+            batch_fn=batch_fn,
         )
+        return MapPipeline(batches)
 
     def origin(self, index: int) -> ElementOrigin:
         """Return the source records that element `index` is made of, with their component and epoch. Nothing is read.
@@ -995,8 +922,8 @@ class MapPipeline(MapDataset[T_co]):
         try:
             position = int64.array([checks.integer(index, "index")])
         except TypeError as error:
-            raise TypeError(f"{error} {_explain_index(index)}".rstrip()) from None
-        return blocks.rows_of(_take(self._node, position))[0]
+            raise TypeError(f"{error} {hints.explain_index(index)}".rstrip()) from None
+        return blocks.rows_of(take_elements(self._node, position))[0]
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
         return self.get(indices)
@@ -1018,10 +945,7 @@ class PackedMapDataset(MapPipeline[dict[str, np.ndarray]]):
     @property
     def efficiency(self) -> dict[str, float]:
         """For each feature, the share of all cells of the rows that hold a token."""
-        rows = self._node
-        while not isinstance(rows, by_length.PackedRows):  # repeated without end
-            (rows,) = rows.parents
-        return rows.efficiency
+        return by_length.find_efficiency(self._node)
 
 
 @public("bushel.experimental")
@@ -1035,14 +959,7 @@ class ZipMapDataset(MapPipeline[T_co]):
     def __init__(self: ZipMapDataset[tuple[Any, ...]], parents: Sequence[MapDataset[Any]]):
         if not parents:
             raise ValueError("At least one parent must be provided.")
-        nodes = _nodes_of(parents, "zip")
-        lengths = [part.length for part in nodes]
-        if len(set(lengths)) != 1:
-            shown = ", ".join("endless" if checks.is_endless(length) else str(length) for length in lengths)
-            raise ValueError(
-                f"All parents must have the same length. Got lengths [{shown}]. Cut the longer ones: `ds[:length]`."
-            )
-        super().__init__(reindex.Zip(nodes))
+        super().__init__(reindex.zip_parts(_nodes_of(parents, "zip")))
 
 
 @public("bushel.experimental")
@@ -1051,19 +968,6 @@ class FlatMapMapDataset(MapPipeline[T_co]):
 
     def __init__(self, parent: MapDataset[T], transform: FlatMapObject[T, T_co]):
         super().__init__(map_ops.FlatMapElements(parent._node, check_flat_map(transform)))
-
-
-def _take(map_node: MapNode, indices: np.ndarray) -> Block:
-    if map_node.length == 0:
-        raise IndexError(f"{map_node.call()} is empty: it has no element {int(indices[0])}.")
-    if identity.NODE_IDENTITY not in map_node.__dict__:
-        identity.freeze(map_node)
-    try:
-        return map_node.take(indices)
-    except RowFailed as failed:
-        error = failed.error
-        add_note(error, f"bushel: this was element {int(indices[failed.row])} of the dataset.")
-    raise remove_library_frames(error)
 
 
 def _nodes_of(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, ...]:
@@ -1077,63 +981,8 @@ def _nodes_of(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, 
     return tuple(dataset._node for dataset in datasets)
 
 
-def _check_count(count: Any, what: str) -> int:
-    """Return `count` of `take`, `limit` or `skip`; a list of indices, which `get` takes, is refused."""
-    if isinstance(count, (list, tuple, builtins.range, np.ndarray)):
-        raise TypeError(f"{what} takes a number, got {count!r}. Write `ds.get(indices)` for the elements at indices.")
-    return checks.not_negative(count, "count")
-
-
-def _explain_index(index: Any) -> str:
-    """Return what to write instead of `ds[index]`, if the index looks like one of another library."""
-    if isinstance(index, str):
-        return f"Write `ds[0][{index!r}]` for an entry of one element, `ds.map(lambda x: x[{index!r}])` for all."
-    if isinstance(index, (list, np.ndarray)):
-        return "Write `ds.slice(positions)` for a dataset of several elements, `ds.get(positions)` for the elements."
-    return ""
-
-
 def _make_map_dataset(value: Any) -> str:
     """Return what to write so that a value that is no MapDataset becomes one."""
     if isinstance(value, IterDataset):
         return "Call `to_iter_dataset()` after it, or use the functions of IterDataset for streams."
     return "Write `MapDataset.source(records)` for records."
-
-
-def _check_values(values: Any, what: str) -> Any:
-    """Return values of records for the operation `what`; a function is refused if it cannot be called with an
-    element.
-    """
-    is_function = callable(values) or isinstance(values, tf.Map)
-    return check_transform(values, tf.Map, what) if is_function else values
-
-
-def _choose(
-    map_node: MapNode, column_of: Callable[[Any, MapNode], Column], values: Any, rule: select.Rule
-) -> MapDataset[Any]:
-    def build(inner: MapNode) -> MapNode:
-        return select.choose(inner, column_of(values, inner), rule)
-
-    return MapPipeline(select.under_endless_repeat(map_node, build))
-
-
-def _find_sparse_step(map_node: MapNode) -> str | None:
-    """Return the name of the operation that drops elements; None if no element can be missing."""
-    if not map_node.sparse:
-        return None
-    for parent in map_node.parents:
-        step = _find_sparse_step(parent)
-        if step is not None:
-            return step
-    return map_node.call().partition("(")[0]
-
-
-def _check_positions(positions: Any, length: int) -> np.ndarray:
-    try:
-        numbers = np.array([checks.integer(position, "a position") for position in positions], dtype=np.int64)
-    except TypeError as error:
-        raise TypeError(f"slice takes a slice or a sequence of integers; {error}") from None
-    outside = numbers[(numbers < -length) | (numbers >= length)]
-    if len(outside):
-        raise IndexError(f"Position {outside[0]} is out of range for a dataset of length {length}.")
-    return numbers % length if len(numbers) else numbers

@@ -15,7 +15,7 @@ from typing import Any
 from bushel._src.base import checks, trees
 from bushel._src.base.options import MultiprocessingOptions, ReadOptions
 from bushel._src.base.public import public
-from bushel._src.datasets.dataset import IterDataset
+from bushel._src.datasets.iter_dataset import IterDataset
 from bushel._src.datasets.iterator import PipelineIterator
 from bushel._src.engine.measurements import count_cores
 from bushel._src.engine.opener import choose_read_options

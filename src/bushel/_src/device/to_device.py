@@ -11,9 +11,9 @@ from bushel._src.base import checks
 from bushel._src.base.late_imports import install_command
 from bushel._src.base.public import public
 from bushel._src.datasets import global_arrays
-from bushel._src.datasets.dataset import IterDataset, MapDataset, ThreadPrefetchIterDataset
-from bushel._src.datasets.iter_dataset import IterPipeline
+from bushel._src.datasets.iter_dataset import IterDataset, IterPipeline, ThreadPrefetchIterDataset
 from bushel._src.datasets.iterator import DatasetIterator, ThreadPrefetchDatasetIterator
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.engine.report import Report
 from bushel._src.engine.transfer import Put, make_put
 from bushel._src.graph import streams

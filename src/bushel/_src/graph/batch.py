@@ -19,7 +19,7 @@ from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.base.transforms import short_name
 from bushel._src.base.trees import ShapeDtypeStruct
-from bushel._src.graph.node import Epochs, InPlace, MadeOf, OneParentMap, Plan, made_of_several, take_in_order
+from bushel._src.graph.node import Epochs, InPlace, MadeOf, MapNode, OneParentMap, Plan, made_of_several, take_in_order
 from bushel._src.index import epochs, int64
 
 BatchFn = Callable[[Sequence[Any]], Any]
@@ -47,6 +47,27 @@ def format_batch_call(batch_size: int, drop_remainder: bool, batch_fn: BatchFn |
     if batch_fn is not None:
         shown.append(f"batch_fn={short_name(batch_fn)}")
     return f"batch({', '.join(shown)})"
+
+
+def check_dense(node: MapNode) -> None:
+    """Raises if an element of a node can be missing: a batch of the node's elements would have an unknown size."""
+    culprit = _find_sparse_step(node)
+    if culprit is not None:
+        raise ValueError(
+            f"`MapDataset.batch` can not follow `MapDataset.{culprit}` because it can discard elements. Convert "
+            "`MapDataset` to `IterDataset` with `to_iter_dataset()` before calling `batch`."
+        )
+
+
+def _find_sparse_step(map_node: MapNode) -> str | None:
+    """The name of the operation that drops elements; None if no element can be missing."""
+    if not map_node.sparse:
+        return None
+    for parent in map_node.parents:
+        step = _find_sparse_step(parent)
+        if step is not None:
+            return step
+    return map_node.call().partition("(")[0]
 
 
 def make_batch(block: Block, batch_fn: BatchFn | None) -> Any:

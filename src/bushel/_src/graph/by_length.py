@@ -182,6 +182,13 @@ class PackedRows(OneParentMap):
         return f"pack({length}, {options.strategy}{seed}: {self.length} rows, {full:.1%} full)"
 
 
+def find_efficiency(rows: MapNode) -> dict[str, float]:
+    """For each feature of packed rows, the share of all cells that hold a token."""
+    while not isinstance(rows, PackedRows):  # repeated without end
+        (rows,) = rows.parents
+    return rows.efficiency
+
+
 @dataclasses.dataclass(slots=True)
 class _Feature:
     """The rows of a plan in one feature, as runs: the pieces of a row, then its gap, then the next row."""

@@ -26,7 +26,7 @@ from typing import Any
 
 from bushel._src.base import checked_files, trees
 from bushel._src.base.errors import BushelWarning, DamagedFile, add_note
-from bushel._src.base.pickling import dump_elements
+from bushel._src.base.exact_values import dump_elements
 from bushel._src.base.private_elements import copy_value
 from bushel._src.graph.cursors import SkipNote, State
 from bushel._src.sources import folders

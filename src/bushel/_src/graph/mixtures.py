@@ -12,8 +12,9 @@ import numpy as np
 from bushel._src.base import checks
 from bushel._src.base.state_names import in_states
 from bushel._src.graph.node import MapNode
-from bushel._src.graph.reindex import Select
+from bushel._src.graph.reindex import Mix, Select
 from bushel._src.index.exact_mix import Quotas, Stage, Stretches, ToTheLast, exact_mixture, whole_numbers
+from bushel._src.index.mix import integer_weights
 
 Weights = Sequence[float] | Sequence[tuple[int, Sequence[float]]] | str
 """A number for each part; or a schedule of such by position; or "size"."""
@@ -86,6 +87,32 @@ def _is_stage(entry: Any) -> bool:
 def check_ending(when_exhausted: str) -> None:
     """Raise if the word for the end of a mixture is not one of the three."""
     checks.choice(when_exhausted, ("stop", "restart", "continue"), "when_exhausted")
+
+
+def mix(
+    parts: tuple[MapNode, ...],
+    weights: Weights | None,
+    exact: bool,
+    temperature: float | None,
+    when_exhausted: str,
+) -> MapNode:
+    """A mixture of parts, by Grain's rule or with exact shares. Checks the arguments; see `MapDataset.mix`."""
+    if exact or temperature is not None or is_special(weights):
+        return mix_exactly(parts, weights, temperature, when_exhausted)
+    check_ending(when_exhausted)
+    if when_exhausted != "stop":
+        raise ValueError(
+            f'when_exhausted="{when_exhausted}" needs exact=True. Exact shares give another order than plain '
+            "weights, which follow Grain's rule."
+        )
+    for number, part in enumerate(parts):
+        if part.length == 0:
+            raise ValueError(
+                f"All datasets must have positive length for mixing, but the dataset at index {number} "
+                f"({part.call()}) has length 0."
+            )
+    checked = checks.weights(weights, len(parts))  # type: ignore[arg-type]
+    return Mix(parts, (1,) * len(parts) if checked is None else integer_weights(checked))
 
 
 def mix_exactly(

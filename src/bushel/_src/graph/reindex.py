@@ -15,7 +15,17 @@ from bushel._src.base.blocks import Block, Columns
 from bushel._src.base.state_names import in_states, overridable
 from bushel._src.base.transforms import DatasetSelectionMap, short_name
 from bushel._src.graph.many_plans import find_each, plan_each, plan_many
-from bushel._src.graph.node import Epochs, FindMany, MadeOf, Moved, Plan, PlanMany, SeveralParents, call_for_each
+from bushel._src.graph.node import (
+    Epochs,
+    FindMany,
+    MadeOf,
+    MapNode,
+    Moved,
+    Plan,
+    PlanMany,
+    SeveralParents,
+    call_for_each,
+)
 from bushel._src.index import epochs, int64, mix, shuffle
 from bushel._src.index.shuffle import ManyShuffles
 
@@ -135,6 +145,26 @@ class Listed(Reindex):
         return f"slice([{len(self.positions)} positions])"
 
 
+def select_positions(node: MapNode, positions: slice | Sequence[int]) -> Slice | Listed:
+    """The elements of a slice, or at a list of positions of one epoch. Negative positions count from the end."""
+    if not isinstance(positions, slice):
+        return Listed(node, _check_positions(positions, node.length))
+    if positions.step == 0:
+        raise ValueError(f"A slice needs a step other than zero, got {positions}.")
+    return Slice(node, *positions.indices(node.length))
+
+
+def _check_positions(positions: Any, length: int) -> np.ndarray:
+    try:
+        numbers = np.array([checks.integer(position, "a position") for position in positions], dtype=np.int64)
+    except TypeError as error:
+        raise TypeError(f"slice takes a slice or a sequence of integers; {error}") from None
+    outside = numbers[(numbers < -length) | (numbers >= length)]
+    if len(outside):
+        raise IndexError(f"Position {outside[0]} is out of range for a dataset of length {length}.")
+    return numbers % length if len(numbers) else numbers
+
+
 @in_states("repeat")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeat(Reindex):
@@ -164,6 +194,15 @@ class Repeat(Reindex):
         count = "" if self.num_epochs is None else str(self.num_epochs)
         same = "" if self.reseed_each_epoch else "reseed_each_epoch=False"
         return f"repeat({', '.join(filter(None, (count, same)))})"
+
+
+def repeat(node: MapNode, num_epochs: int | None, reseed_each_epoch: bool) -> Repeat:
+    """Several epochs of a node that has an end, or endlessly many."""
+    if num_epochs is not None:
+        num_epochs = checks.positive(num_epochs, "num_epochs")
+    if node.length >= checks.INFINITE:
+        raise ValueError(f"Repeating already infinite dataset {node.call()} does nothing.")
+    return Repeat(node, num_epochs, reseed_each_epoch)
 
 
 @in_states("seed")
@@ -270,6 +309,14 @@ class Concatenate(Select):
         return "concatenate"
 
 
+def concatenate(parts: tuple[MapNode, ...]) -> Concatenate:
+    """Parts one after the other. None of them may be endless."""
+    for part in parts:
+        if part.length >= checks.INFINITE:
+            raise ValueError(f"Cannot concatenate infinite datasets. {part.call()} is infinite.")
+    return Concatenate(parts)
+
+
 @in_states("mix")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mix(Select):
@@ -350,6 +397,17 @@ class Zip(SeveralParents):
 
     def call(self) -> str:
         return "zip"
+
+
+def zip_parts(parts: tuple[MapNode, ...]) -> Zip:
+    """Tuples of the elements of several parts, which must have one length."""
+    lengths = [part.length for part in parts]
+    if len(set(lengths)) != 1:
+        shown = ", ".join("endless" if checks.is_endless(length) else str(length) for length in lengths)
+        raise ValueError(
+            f"All parents must have the same length. Got lengths [{shown}]. Cut the longer ones: `ds[:length]`."
+        )
+    return Zip(parts)
 
 
 @dataclasses.dataclass(slots=True)

@@ -12,7 +12,8 @@ from bushel._src.base import checks, tables
 from bushel._src.base.options import MultiprocessingOptions
 from bushel._src.base.progress import Progress, Shown
 from bushel._src.datasets.base_dataset import wrap
-from bushel._src.datasets.dataset import IterDataset, MapDataset
+from bushel._src.datasets.iter_dataset import IterDataset
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.datasets.performance import measure_bytes
 from bushel._src.engine.measurements import count_cores, format_size
 from bushel._src.engine.report import Report

@@ -14,7 +14,8 @@ from bushel._src.base import checks, tables
 from bushel._src.base.options import MultiprocessingOptions
 from bushel._src.base.progress import Progress, Shown
 from bushel._src.datasets.base_dataset import wrap
-from bushel._src.datasets.dataset import IterDataset, MapDataset
+from bushel._src.datasets.iter_dataset import IterDataset
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.graph.limit_and_rebatch import Limit, RepeatStream
 from bushel._src.sources.protocol_buffers import decode_example
 from bushel._src.trajectory.config_values import ModuleSpec

@@ -19,8 +19,9 @@ from bushel._src.base.errors import StateMismatch, inside
 from bushel._src.base.options import DatasetOptions, ReadOptions, ShardOptions, WorkerOptions
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.datasets.dataset import IterDataset, MapDataset
+from bushel._src.datasets.iter_dataset import IterDataset
 from bushel._src.datasets.iterator import DatasetIterator, PipelineIterator, get_next_index
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.engine.opener import open_alone
 from bushel._src.engine.report import Report
 from bushel._src.graph.batch import BatchElements

@@ -19,8 +19,8 @@ import numpy as np
 
 from bushel._src.base import blocks, checked_files, checks, redact, trees
 from bushel._src.base.errors import DamagedFile
+from bushel._src.base.exact_values import whole_text
 from bushel._src.base.late_imports import import_package
-from bushel._src.base.pickling import whole_text
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import file_access
 from bushel._src.sources.folders import join_path

@@ -25,16 +25,9 @@ from bushel._src.graph.stream_ops import MixStream
 from bushel._src.graph.user_datasets import Custom
 from bushel._src.sources.protocol import file_fingerprint
 from bushel._src.sources.user_sources import IterableStream
-from bushel._src.state.digest import (
-    Examination,
-    Memo,
-    attributes_of,
-    describe,
-    digest,
-    examine,
-    is_in_memory,
-    is_iterator,
-)
+from bushel._src.state.digest import digest, examine
+from bushel._src.state.digest_notes import Examination, Memo
+from bushel._src.state.object_contents import attributes_of, describe, is_in_memory, is_iterator
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode differs between Python versions, so across versions functions are compared by name only."""

@@ -20,8 +20,9 @@ from bushel._src.base.options import (
     WorkerOptions,
 )
 from bushel._src.base.state_names import in_states
-from bushel._src.datasets.dataset import MapDataset, WithOptionsIterDataset
+from bushel._src.datasets.iter_dataset import WithOptionsIterDataset
 from bushel._src.datasets.iterator import DatasetIterator
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.engine.report import Report
 from bushel._src.graph.cursors import State, read_count
 from bushel._src.graph.origins import ElementOrigin

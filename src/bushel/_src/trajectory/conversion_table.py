@@ -14,7 +14,7 @@ import numpy as np
 
 from bushel._src.base.options import MultiprocessingOptions
 from bushel._src.base.state_names import in_states
-from bushel._src.datasets.dataset import MapDataset
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.sources.folders import Folder
 from bushel._src.trajectory.data_utils import BadTrajectory, flatten_tree, nest_leaves, to_numpy
 from bushel._src.trajectory.dataset_parts import count_steps

@@ -16,7 +16,7 @@ import numpy as np
 
 from bushel._src.base import trees
 from bushel._src.base.state_names import in_states
-from bushel._src.datasets.dataset import MapDataset
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.trajectory.data_utils import flatten_tree, to_numpy, to_objects
 from bushel._src.trajectory.episodes import Episodes
 from bushel._src.trajectory.sample_index import index_samples

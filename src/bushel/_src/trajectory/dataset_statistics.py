@@ -22,8 +22,9 @@ from bushel._src.base.options import ReadOptions, WorkerOptions, find_job_option
 from bushel._src.base.progress import Progress, Shown
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.datasets.dataset import IterDataset, MapDataset
+from bushel._src.datasets.iter_dataset import IterDataset
 from bushel._src.datasets.iterator import DatasetIterator
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.sources import file_access
 from bushel._src.sources import folders as output_folders
 from bushel._src.sources.checksums import check_checksums, write_checksums

@@ -16,7 +16,7 @@ from bushel._src.base import checks
 from bushel._src.base.errors import BushelWarning
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.datasets.dataset import MapDataset
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.trajectory import task_augmentation
 from bushel._src.trajectory.config_values import Function, accept_configs, as_mapping, list_functions, load_function
 from bushel._src.trajectory.data_utils import Compat, Tree, reproduces_faults

@@ -20,7 +20,7 @@ from bushel._src.base.errors import BushelWarning
 from bushel._src.base.options import MultiprocessingOptions
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.datasets.dataset import MapDataset
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.sources.paths import expand_path, get_cache_folder, is_url
 from bushel._src.state.digest import whole_digest
 from bushel._src.trajectory import episodes as tables

@@ -28,9 +28,8 @@ from bushel._src.trajectory.data_utils import Compat, reproduces_faults
 from bushel._src.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
 from bushel._src.trajectory.episode_builder import EpisodeFormat, check_format
 from bushel._src.trajectory.normalization import NormalizationType, Scaling, read_normalization_type
-from bushel._src.trajectory.oxe.registry import (
+from bushel._src.trajectory.oxe.projects import (
     PROJECTS,
-    load_tables,
     make_oxe_dataset_kwargs,
     make_oxe_dataset_kwargs_and_weights,
 )
@@ -56,7 +55,7 @@ _PURE = {
     )
 }
 """Our own modules whose functions every file may name: they only compute, and read or write no files."""
-_TABLES = {f"bushel.trajectory.oxe.{project}": project for project in PROJECTS}
+_TABLES = {f"bushel.trajectory.oxe.{name}": project for name, project in PROJECTS.items()}
 
 
 def check_references(content: Any, path: str, modules: Sequence[str]) -> None:
@@ -77,7 +76,7 @@ def check_references(content: Any, path: str, modules: Sequence[str]) -> None:
 
 
 def _is_own_transform(module: str, name: str) -> bool:
-    if module in _TABLES and name in load_tables(_TABLES[module]).functions:
+    if module in _TABLES and name in _TABLES[module].functions:
         return True
     if module not in (*_DOORS, *_TABLES):
         return False

@@ -15,7 +15,7 @@ import numpy as np
 from bushel._src.base import checks, trees
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.datasets.dataset import MapDataset
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.graph.node import InTwoSteps, Origin
 from bushel._src.trajectory import normalization, task_augmentation, traj_transforms
 from bushel._src.trajectory.data_utils import (

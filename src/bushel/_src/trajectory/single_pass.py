@@ -12,7 +12,8 @@ from bushel._src.base import checks
 from bushel._src.base.options import MultiprocessingOptions, RayOptions, ReadOptions, WorkerOptions, find_job_options
 from bushel._src.base.progress import Progress
 from bushel._src.base.state_names import in_states
-from bushel._src.datasets.dataset import IterDataset, MapDataset
+from bushel._src.datasets.iter_dataset import IterDataset
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.trajectory.data_utils import to_numpy
 
 _INLINE_S = 0.5  # starting a pool of workers takes longer than this

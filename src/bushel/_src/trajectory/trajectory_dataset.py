@@ -16,8 +16,10 @@ from bushel._src.base.options import DatasetOptions, MultiprocessingOptions, Rea
 from bushel._src.base.progress import Written
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.datasets.dataset import Dataset, IterDataset, MapDataset, WithOptionsIterDataset
+from bushel._src.datasets.base_dataset import Dataset
+from bushel._src.datasets.iter_dataset import IterDataset, WithOptionsIterDataset
 from bushel._src.datasets.iterator import DatasetIterator
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.trajectory import single_pass
 from bushel._src.trajectory.data_utils import Compat, to_numpy
 from bushel._src.trajectory.dataset_parts import (

@@ -27,8 +27,9 @@ import cloudpickle
 
 from bushel._src.base import checks, redact, tables
 from bushel._src.base.background import SCRIPT_MODULE
-from bushel._src.datasets.dataset import IterDataset, MapDataset
+from bushel._src.datasets.iter_dataset import IterDataset
 from bushel._src.datasets.iterator import DatasetIterator
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.loaders.data_loader import DataLoader
 from bushel._src.trajectory.episode_builder import EpisodeBuilder
 from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset

@@ -13,8 +13,9 @@ from bushel._src.base import redact
 from bushel._src.base.errors import UnknownFormat
 from bushel._src.base.late_imports import import_package
 from bushel._src.datasets.base_dataset import wrap
-from bushel._src.datasets.dataset import IterDataset, MapDataset
+from bushel._src.datasets.iter_dataset import IterDataset
 from bushel._src.datasets.iterator import PipelineIterator
+from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.graph.node import MapNode
 from bushel._src.graph.streams import Elements
 from bushel._src.loaders.data_loader import DataLoader, DataLoaderIterator

@@ -1,15 +1,8 @@
 """The names of `crossformer.data.oxe`: tables, encodings, and each standardisation by its function's name."""
 
-from bushel._src.trajectory.oxe.crossformer import (
-    OXE_DATASET_CONFIGS,
-    OXE_NAMED_MIXES,
-    OXE_STANDARDIZATION_TRANSFORMS,
-    ActionEncoding,
-    ProprioEncoding,
-    make_oxe_dataset_kwargs,
-    make_oxe_dataset_kwargs_and_weights,
-)
-from bushel._src.trajectory.oxe.crossformer import PROJECT as _PROJECT
+from bushel._src.trajectory.oxe.projects import CROSSFORMER as _CROSSFORMER
+from bushel._src.trajectory.oxe.projects import CrossFormerActionEncoding as ActionEncoding
+from bushel._src.trajectory.oxe.projects import CrossFormerProprioEncoding as ProprioEncoding
 from bushel._src.trajectory.oxe.special_transforms import METRIC_WAYPOINT_SPACING
 
 __all__ = [
@@ -23,4 +16,10 @@ __all__ = [
     "make_oxe_dataset_kwargs_and_weights",
 ]
 
-__getattr__ = _PROJECT.get_function  # a function of standardisation, by its name
+OXE_DATASET_CONFIGS = _CROSSFORMER.configs
+OXE_STANDARDIZATION_TRANSFORMS = _CROSSFORMER.transforms
+OXE_NAMED_MIXES = _CROSSFORMER.mixes
+make_oxe_dataset_kwargs = _CROSSFORMER.make_dataset_kwargs
+make_oxe_dataset_kwargs_and_weights = _CROSSFORMER.make_kwargs_and_weights
+
+__getattr__ = _CROSSFORMER.get_function  # a function of standardisation, by its name

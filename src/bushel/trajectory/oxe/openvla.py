@@ -1,15 +1,10 @@
 """The names of `prismatic.vla.datasets.rlds.oxe`, which is OpenVLA's: tables, encodings, and each standardisation."""
 
-from bushel._src.trajectory.oxe.openvla import (
-    OXE_DATASET_CONFIGS,
-    OXE_NAMED_MIXTURES,
-    OXE_STANDARDIZATION_TRANSFORMS,
-    ActionEncoding,
-    StateEncoding,
-    get_oxe_dataset_kwargs_and_weights,
-    make_oxe_dataset_kwargs,
-)
-from bushel._src.trajectory.oxe.openvla import PROJECT as _PROJECT
+from bushel._src.trajectory.oxe.projects import OPENVLA as _OPENVLA
+from bushel._src.trajectory.oxe.projects import OpenVLAActionEncoding as ActionEncoding
+from bushel._src.trajectory.oxe.projects import OpenVLAStateEncoding as StateEncoding
+from bushel._src.trajectory.oxe.projects import make_openvla_kwargs as make_oxe_dataset_kwargs
+from bushel._src.trajectory.oxe.projects import make_openvla_kwargs_and_weights as get_oxe_dataset_kwargs_and_weights
 from bushel._src.trajectory.oxe.special_transforms import zero_action_filter
 
 __all__ = [
@@ -23,4 +18,8 @@ __all__ = [
     "zero_action_filter",
 ]
 
-__getattr__ = _PROJECT.get_function  # a function of standardisation, by its name
+OXE_DATASET_CONFIGS = _OPENVLA.configs
+OXE_STANDARDIZATION_TRANSFORMS = _OPENVLA.transforms
+OXE_NAMED_MIXTURES = _OPENVLA.mixes
+
+__getattr__ = _OPENVLA.get_function  # a function of standardisation, by its name

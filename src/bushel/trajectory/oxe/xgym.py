@@ -1,17 +1,10 @@
 """The tables of X-Gym, a fork of CrossFormer with data of hands and of one arm, with the names of the fork."""
 
-from bushel._src.trajectory.oxe.xgym import (
-    OXE_DATASET_CONFIGS,
-    OXE_NAMED_MIXES,
-    OXE_STANDARDIZATION_TRANSFORMS,
-    ActionDim,
-    ActionEncoding,
-    ProprioDim,
-    ProprioEncoding,
-    make_oxe_dataset_kwargs,
-    make_oxe_dataset_kwargs_and_weights,
-)
-from bushel._src.trajectory.oxe.xgym import PROJECT as _PROJECT
+from bushel._src.trajectory.oxe.projects import XGYM as _XGYM
+from bushel._src.trajectory.oxe.projects import XGymActionDim as ActionDim
+from bushel._src.trajectory.oxe.projects import XGymActionEncoding as ActionEncoding
+from bushel._src.trajectory.oxe.projects import XGymProprioDim as ProprioDim
+from bushel._src.trajectory.oxe.projects import XGymProprioEncoding as ProprioEncoding
 
 __all__ = [
     "ActionDim",
@@ -25,4 +18,10 @@ __all__ = [
     "make_oxe_dataset_kwargs_and_weights",
 ]
 
-__getattr__ = _PROJECT.get_function  # a function of standardisation, by its name
+OXE_DATASET_CONFIGS = _XGYM.configs
+OXE_STANDARDIZATION_TRANSFORMS = _XGYM.transforms
+OXE_NAMED_MIXES = _XGYM.mixes
+make_oxe_dataset_kwargs = _XGYM.make_dataset_kwargs
+make_oxe_dataset_kwargs_and_weights = _XGYM.make_kwargs_and_weights
+
+__getattr__ = _XGYM.get_function  # a function of standardisation, by its name

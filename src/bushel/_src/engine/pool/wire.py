@@ -22,8 +22,8 @@ import cloudpickle
 import numpy as np
 
 from bushel._src.base import memory as base_memory
+from bushel._src.base.exact_values import TEXT_REDUCERS, DispatchTable
 from bushel._src.base.memory import ALIGNMENT
-from bushel._src.base.pickling import TEXT_REDUCERS, DispatchTable
 from bushel._src.base.private_elements import build_view
 from bushel._src.engine.shared_memory import Slot
 

@@ -316,7 +316,7 @@ def main(descriptor: int) -> None:
     ):
         importlib.import_module(name)
     # Many pipelines need these, too. They are imported in idle moments: the first workers need not wait for them.
-    later = ["bushel._src.datasets.dataset", "numpy.random"]
+    later = ["bushel._src.datasets.map_dataset", "numpy.random"]
     while True:
         while children and later and not control.wait_for_data(_IDLE_S):
             importlib.import_module(later.pop(0))
