@@ -44,7 +44,7 @@ POISONED = {
 PROOF = (
     r"killed \d+ worker processes one after the other\. Each of them died while it did nothing else\. The pauses "
     r"between them grew to \d\.\d\d s, and (no other worker|\d+ others?) died meanwhile, so no kill from outside is "
-    r"likely to be the cause; the last one "
+    r"likely to be the cause\. The last one "
 )
 
 

@@ -232,7 +232,7 @@ def test_a_file_without_a_checksum_must_be_whole(server, tmp_path, monkeypatch):
     remote = Remote("data.bin", url + "data.bin")
     assert downloads.fetch(remote, tmp_path / "whole").read_bytes() == b"x" * 1000
     monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "copyfile", lambda self, source, out: out.write(b"x" * 9))
-    with pytest.raises(FileNotFoundError, match="The connection ended after 9 of 1000 bytes\."):
+    with pytest.raises(FileNotFoundError, match=r"The connection ended after 9 of 1000 bytes\."):
         downloads.fetch(remote, tmp_path / "cut")
     assert list((tmp_path / "cut").iterdir()) == []
 

@@ -346,7 +346,7 @@ def test_what_is_no_dict_is_refused_with_the_way_out():
     refused(TypeError, "traj_transform_kwargs must be a dict, got int", traj_transform_kwargs=3)
     with pytest.raises(ValueError, match=r"oxe_kwargs lacks data_dir; it has \['data_mix'\]"):
         MixtureConfig.of({"dataset_kwargs": {"oxe_kwargs": {"data_mix": "oxe_magic_soup"}}})
-    with pytest.raises(ValueError, match="MixtureConfig needs datasets; got"):
+    with pytest.raises(ValueError, match="A MixtureConfig lacks datasets; it has"):
         MixtureConfig.of({"batch_size": 3})
 
 

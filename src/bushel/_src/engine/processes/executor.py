@@ -166,7 +166,7 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
         return f"Worker {worker.index} (process {worker.pid})"
 
     def _read_stack(self, worker: ProcessHandle) -> str:
-        return f":\n{self._stacks.read(worker.pid)}"
+        return self._stacks.read(worker.pid)
 
     def _wake(self) -> None:
         self._connections.wake()
@@ -357,7 +357,7 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
                 worker.seen_since, worker.busy_since = activity.since, time.monotonic()
 
     def _explain_deaths(self, worker: ProcessHandle) -> str:
-        return "."
+        return ""
 
     def _end_workers(self) -> None:
         for worker in self.workers:
