@@ -264,8 +264,8 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
         member.busy_since = time.monotonic() if len(member.jobs) > 1 else None
         self._finish(member, job, outcome)
 
-    def _on_broken(self, member: ActorHandle, what: str, pickled: bytes, text: str) -> None:
-        self._report_broken(member, what, _unpack_error(pickled, text))
+    def _on_broken(self, member: ActorHandle, sentence: str, pickled: bytes, text: str) -> None:
+        self._report_broken(member, sentence, _unpack_error(pickled, text))
 
     # Actors that start, that are killed, and that die.
 

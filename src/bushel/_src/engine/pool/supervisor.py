@@ -450,9 +450,9 @@ class PoolSupervisor(abc.ABC, Generic[W]):
                 worker.busy_since = now  # its death arrives later; it is not killed twice until then
                 self._kill(worker)
 
-    def _report_broken(self, worker: W, what: str, error: BaseException) -> None:
+    def _report_broken(self, worker: W, sentence: str, error: BaseException) -> None:
         """Ends the pool with an error that any other worker would meet, too."""
-        add_note(error, f"bushel: {what}.")
+        add_note(error, f"bushel: {sentence}")
         if worker.jobs and isinstance(error, ImportError):
             add_note(error, program_table.explain_import_error(worker.jobs[0].task.program, error))
         self._give_up(error)

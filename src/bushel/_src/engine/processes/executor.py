@@ -306,8 +306,8 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
     def _on_failed(self, worker: ProcessHandle, number: int, pickled: bytes, text: str) -> None:
         self._finish_first(worker, number, unpack_error(pickled, text))
 
-    def _on_broken(self, worker: ProcessHandle, what: str, pickled: bytes, text: str) -> None:
-        self._report_broken(worker, what, unpack_error(pickled, text))
+    def _on_broken(self, worker: ProcessHandle, sentence: str, pickled: bytes, text: str) -> None:
+        self._report_broken(worker, sentence, unpack_error(pickled, text))
 
     def _finish_first(self, worker: ProcessHandle, number: int, outcome: Any) -> None:
         assert worker.jobs[0].number == number, "workers answer in order"
