@@ -12,7 +12,7 @@ from typing import Any
 
 import grain
 import pytest
-from signatures import arguments_of, public_functions
+from helpers.signatures import arguments_of, public_functions
 
 ROOT = Path(__file__).parent.parent
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import pytest
-from signatures import public_functions, types_of
+from helpers.signatures import public_functions, types_of
 
 import bushel
 from bushel import MapDataset, trajectory

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, get_args, get_origin
 
 import pytest
-from signatures import constructors_of_results, public_functions, public_names, types_of
+from helpers.signatures import constructors_of_results, public_functions, public_names, types_of
 
 pytest.importorskip("jax")
 pytest.importorskip("ray")

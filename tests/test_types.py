@@ -139,4 +139,4 @@ def clean(message: str) -> str:
     message = re.sub(
         r"(numpy\.)?ndarray\[((tuple|_AnyShape|numpy\.)?[\w.]*(\[[\w., ]*\])?(, )?)*\]", "ndarray", message
     )
-    return re.sub(r"bushel\.\w+_dataset\.", "", message.partition("\n")[0])
+    return re.sub(r"bushel\.[\w.]*_dataset\.", "", message.partition("\n")[0])

@@ -204,7 +204,7 @@ def test_a_zygote_that_is_killed_every_time_is_an_error_after_some_starts(starte
 
 def test_a_zygote_that_cannot_start_is_tried_twice(starter, monkeypatch, capfd):
     monkeypatch.setattr(zygote.background, "search_path", lambda: [])
-    with pytest.raises(RuntimeError, match=r"it ended with exit code 1\. It was started 2 times in a row\."):
+    with pytest.raises(RuntimeError, match=r"\. It ended with exit code 1\. It was started 2 times in a row\."):
         starter.start(fork=True)
     assert capfd.readouterr().err.count("ModuleNotFoundError") >= 2
     monkeypatch.undo()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bushel._src.trajectory import task_augmentation, traj_transforms
-from bushel._src.trajectory.data_utils import flatten_tree
+from bushel._src.trajectory.data_utils import flatten_tree, take
 from bushel._src.trajectory.dataset_parts import join_samples
 from bushel._src.trajectory.dataset_transforms import apply_trajectory_transforms
 from bushel._src.trajectory.episodes import Episodes
@@ -126,7 +126,7 @@ def test_rows_are_what_the_trajectory_functions_make(
         chance = Draws(0, np.arange(length), np.zeros(length, int))
         if relabel:
             chosen = traj_transforms.choose_goals(np.arange(length), length, chance.per_sample(0), distance)
-            observed = traj_transforms.take(expected["observation"], chosen)
+            observed = take(expected["observation"], chosen)
             expected["task"] = traj_transforms_merge(expected["task"], observed)
         expected = traj_transforms.add_head_action_mask(expected, transforms.head_to_dataset)
         expected = traj_transforms.chunk_act_obs(expected, window, horizon, override, compat=compat)
@@ -150,7 +150,7 @@ def test_any_rows_are_those_of_the_whole(lengths, rows, compat):
     episodes, times = np.array(pairs).T
     whole = samples.rows(episodes, times, Draws(7, np.arange(len(pairs)), episodes))
     some = samples.rows(episodes[chosen], times[chosen], Draws(7, chosen, episodes[chosen]))
-    same(some, traj_transforms.take(whole, chosen))
+    same(some, take(whole, chosen))
 
 
 @settings(max_examples=40, deadline=None)
@@ -389,7 +389,7 @@ def test_joined_samples_are_those_of_the_parts(first, second, third, compat):
         here = np.flatnonzero((numbers >= offset) & (numbers < offset + len(part)))
         episode, time = part.space.locate(numbers[here] - offset, np.zeros(len(here), int))
         chance = Draws(0, numbers[here], episode)
-        same(traj_transforms.take(rows, here), part.rows(episode, time, chance))
+        same(take(rows, here), part.rows(episode, time, chance))
         offset += len(part)
 
 

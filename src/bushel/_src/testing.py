@@ -44,7 +44,7 @@ def _ignore_warnings_of_draws() -> Iterator[None]:
 @public("bushel.testing")
 @_ignore_warnings_of_draws()
 def check_resumes_anywhere(ds: MapDataset[Any] | IterDataset[Any], *, max_elements: int = 100) -> None:
-    """Checks that a run can stop after any of its first elements: a new iterator then gives the same elements.
+    """Check that a run can stop after any of its first elements: a new iterator then give the same elements.
 
     States are converted to JSON and back, as in a checkpoint file.
 
@@ -74,7 +74,7 @@ def check_resumes_anywhere(ds: MapDataset[Any] | IterDataset[Any], *, max_elemen
 @public("bushel.testing")
 @_ignore_warnings_of_draws()
 def check_same_for_any_executor(ds: MapDataset[Any] | IterDataset[Any], *, max_elements: int = 100) -> None:
-    """Checks that elements, order and states are the same for every executor and number of threads.
+    """Check that elements, order and states are the same for every executor and number of threads.
 
     >>> import bushel
     >>> check_same_for_any_executor(bushel.MapDataset.range(20).filter(lambda x: x % 3 == 0))
@@ -98,9 +98,9 @@ def check_same_for_any_executor(ds: MapDataset[Any] | IterDataset[Any], *, max_e
 
 @public("bushel.testing")
 def check_gives_new_records(source: Any, *, max_records: int = 6) -> None:
-    """Checks that each read of a source returns new objects: see `gives_new_records` in `RandomAccessDataSource`.
+    """Check that each read of a source returns new objects: see `gives_new_records` in `RandomAccessDataSource`.
 
-    It reads the first and last records several times and in several orders, one by one and together, and keeps all of
+    It reads the first and last records several times and in several orders, one by one and together, and keep all of
     them. Then it writes into each array, list and dict of each, and looks whether anything else has changed.
 
     >>> import bushel
@@ -143,7 +143,7 @@ def check_gives_new_records(source: Any, *, max_records: int = 6) -> None:
 
 
 def _list_mutable(record: Any) -> list[Any]:
-    """All objects in a record that can be written, each as often as it is there."""
+    """Return all objects in a record that can be written, each as often as it is there."""
     if type(record) in IMMUTABLE:
         return []
     if isinstance(record, (np.ndarray, np.generic)):
@@ -155,7 +155,7 @@ def _list_mutable(record: Any) -> list[Any]:
 
 
 def _write(part: Any) -> Callable[[], object]:
-    """Writes into an object, and returns the function that undoes it."""
+    """Write into an object, and return the function that undoes it."""
     if isinstance(part, np.void):
         fields = {name: np.copy(part[name])[()] for name in part.dtype.names or ()}
         for name, old in fields.items():
@@ -178,7 +178,7 @@ def _write(part: Any) -> Callable[[], object]:
 
 
 def _turn_bits(array: np.ndarray) -> np.ndarray:
-    """An array with other values of the same dtype."""
+    """Return an array with other values of the same dtype."""
     if array.dtype.hasobject:
         return np.zeros(array.shape, array.dtype)
     return (~np.frombuffer(array.tobytes(), np.uint8)).view(array.dtype).reshape(array.shape)
@@ -189,7 +189,7 @@ class _Written:
 
 
 def _take_snapshot(record: Any, deep: bool = True) -> Any:
-    """The value of a record as plain data; without its parts if it is not `deep`."""
+    """Return the value of a record as plain data; without its parts if it is not `deep`."""
     if isinstance(record, np.ndarray) and record.dtype.hasobject:
         return record.shape, [_take_snapshot(part) if deep else id(part) for part in record.reshape(-1).tolist()]
     if isinstance(record, (np.ndarray, np.generic)):
@@ -228,7 +228,8 @@ def _assert_same(expected: list[Any], found: list[Any], when: str, start: int = 
 @public("bushel.testing")
 @in_states("same_values")
 def same(a: Any, b: Any) -> bool:
-    """Whether two elements are equal: structure, types of containers, dtypes, shapes and values (NaN equals NaN).
+    """Return whether two elements are equal: structure, types of containers, dtypes, shapes and values (NaN equals
+    NaN).
 
     >>> import numpy as np
     >>> same({"x": np.array([1.0, np.nan])}, {"x": np.array([1.0, np.nan])})

@@ -25,7 +25,7 @@ SCRIPT_MODULE = "__bushel_script__"
 
 
 def start_python(code: str, descriptor: int, variables: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Starts a Python that runs `code` with this process's module search path, in a session of its own.
+    """Start a Python that runs `code` with this process's module search path, in a session of its own.
 
     Ctrl-C in the terminal does not reach the new process: the caller must end it.
 
@@ -47,7 +47,7 @@ def start_python(code: str, descriptor: int, variables: Mapping[str, str] | None
 
 
 def working_folder() -> str:
-    """The current folder; the root folder if the current one was deleted, since Python could not start there."""
+    """Return the current folder; the root folder if the current one was deleted, since Python could not start there."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -55,12 +55,12 @@ def working_folder() -> str:
 
 
 def search_path() -> list[str]:
-    """The folders in which Python looks for modules. As Python does, it ignores entries that are not a str."""
+    """Return the folders in which Python looks for modules. As Python does, it ignores entries that are not a str."""
     return [str(entry) for entry in sys.path if isinstance(entry, str)]
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, as the end of a sentence. `code` is as in `Popen.returncode`."""
+    """Return how a process ended, as the end of a sentence. `code` is as in `Popen.returncode`."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -80,7 +80,7 @@ _stops: dict[threading.Thread, tuple[int, Callable[[], None]]] = {}
 
 
 def start_thread(name: str, stop: Callable[[], None], run: Callable[..., None], *arguments: Any) -> threading.Thread:
-    """Starts a daemon thread, and ends it before Python exits.
+    """Start a daemon thread, and ends it before Python exits.
 
     Args:
       name: of the thread.
@@ -113,7 +113,7 @@ _has_begun_to_end = False
 
 
 def must_end(error: BaseException) -> bool:
-    """Whether an error asks this thread or process to end, and does not come from the code that it runs.
+    """Return whether an error asks this thread or process to end, and does not come from the code that it runs.
 
     A user's function may call `sys.exit`, and that is an error of the function. But a SystemExit is also what ends our
     threads, and what the handler of a signal raises wherever the process happens to be.
@@ -142,7 +142,7 @@ def _end_all() -> None:
 
 
 def _join(threads: Iterable[threading.Thread]) -> None:
-    """Waits until the threads have ended. Gives up when they stand still, or when they compute for too long."""
+    """Wait until the threads have ended. Give up when they stand still, or when they compute for too long."""
     begun = last_seen_busy = time.monotonic()
     raise_at, spent_s = begun + _EXIT_S / 2, time.process_time()
     while alive := [thread for thread in threads if thread.is_alive()]:
@@ -159,7 +159,7 @@ def _join(threads: Iterable[threading.Thread]) -> None:
 
 
 def _hide_system_exits() -> None:
-    """Prints nothing if `_raise_in` has hit a thread in code whose errors Python cannot raise, such as `__del__`."""
+    """Print nothing if `_raise_in` has hit a thread in code whose errors Python cannot raise, such as `__del__`."""
     before = sys.unraisablehook
 
     def hide(unraisable: Any) -> None:
@@ -170,6 +170,6 @@ def _hide_system_exits() -> None:
 
 
 def _raise_in(thread: threading.Thread) -> None:
-    """Raises SystemExit in another thread, where it is in Python code. Nobody waits for its result any more."""
+    """Raise SystemExit in another thread, where it is in Python code. Nobody waits for its result any more."""
     with contextlib.suppress(AttributeError):  # where Python is not CPython
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))

@@ -45,7 +45,7 @@ class Columns:
         return self.length
 
     def part(self, low: int, high: int) -> Columns:
-        """Elements [low, high), as views."""
+        """Return elements [low, high), as views."""
         if low == 0 and high == self.length:
             return self
         if self.present is None:
@@ -54,14 +54,14 @@ class Columns:
         return Columns(trees.map_leaves(lambda leaf: leaf[first:last], self.tree), high - low, self.present[low:high])
 
     def rows(self) -> list[Any]:
-        """The elements one by one, None where one is missing. Rows are views of the columns."""
+        """Return the elements one by one, None where one is missing. Rows are views of the columns."""
         if self.present is None:
             return _rows(self.tree, self.length)
         there = iter(_rows(self.tree, int(self.present.sum())))
         return [next(there) if present else None for present in self.present.tolist()]
 
     def where(self, kept: np.ndarray) -> Columns:
-        """The same elements, but missing where `kept` is False. `kept` has one bool per present element."""
+        """Return the same elements, but missing where `kept` is False. `kept` has one bool per present element."""
         if kept.all():
             return self
         tree = trees.map_leaves(lambda leaf: leaf[kept], self.tree)
@@ -82,17 +82,19 @@ Block = list[Any] | Columns
 
 
 def rows_of(block: Block) -> list[Any]:
-    """A block as a list of elements."""
+    """Return a block as a list of elements."""
     return block.rows() if isinstance(block, Columns) else block
 
 
 def slice_block(block: Block, low: int, high: int) -> Block:
-    """Elements [low, high) of a block."""
+    """Return elements [low, high) of a block."""
     return block.part(low, high) if isinstance(block, Columns) else block[low:high]
 
 
 def take_slice(block: Block, low: int, high: int) -> Block:
-    """Elements [low, high) of a block, which then no longer holds them: otherwise they would not count as private."""
+    """Return elements [low, high) of a block, which then no longer holds them: otherwise they would not count as
+    private.
+    """
     part = slice_block(block, low, high)
     if isinstance(block, list):
         block[low:high] = [None] * len(part)
@@ -100,14 +102,14 @@ def take_slice(block: Block, low: int, high: int) -> Block:
 
 
 def presence(block: Block) -> list[bool]:
-    """One bool per element: False where it is missing."""
+    """Return one bool per element: False where it is missing."""
     if isinstance(block, Columns):
         return [True] * block.length if block.present is None else block.present.tolist()
     return [row is not None for row in block]
 
 
 def as_columns(block: Block) -> Columns | None:
-    """A block as columns: rows of one kind are stacked, missing ones left out.
+    """Return a block as columns: rows of one kind are stacked, missing ones left out.
 
     None if rows differ in structure, type, dtype or shape: stacking would then convert some of them.
     """
@@ -125,7 +127,7 @@ def as_columns(block: Block) -> Columns | None:
 
 
 def _stacking(rows: list[Any]) -> Callable[[], Any]:
-    """A function that stacks `rows`. Raises ValueError at once if the rows are not of one kind."""
+    """Return a function that stacks `rows`. Raise ValueError at once if the rows are not of one kind."""
     parts = trees.gather_children(rows)
     if parts is not None:
         columns = [_stacking(column) for column in parts[0]]
@@ -152,7 +154,7 @@ def _is_number(kind: type) -> bool:
 
 
 def join(blocks: list[Block]) -> Block:
-    """Blocks one after the other, as one block: columns if all of them are, and of one kind."""
+    """Return blocks one after the other, as one block: columns if all of them are, and of one kind."""
     if len(blocks) == 1:
         return blocks[0]
     columns = [block for block in blocks if isinstance(block, Columns)]
@@ -163,7 +165,7 @@ def join(blocks: list[Block]) -> Block:
 
 
 def are_alike(blocks: Sequence[Columns]) -> bool:
-    """Whether columns have one structure, and leaf by leaf one dtype and one shape per element."""
+    """Return whether columns have one structure, and leaf by leaf one dtype and one shape per element."""
     first = blocks[0].tree
     try:
         same = trees.map_leaves(
@@ -197,7 +199,7 @@ def _rows(tree: Any, count: int) -> list[Any]:
 
 
 def stack(rows: list[Any]) -> Any:
-    """One element whose leaves hold those of `rows` along a new first axis. Each leaf is copied once.
+    """Return one element whose leaves hold those of `rows` along a new first axis. Each leaf is copied once.
 
     Leaves of several dtypes get the one that NumPy finds for all. If a leaf would have another value in it, that is an
     error.
@@ -216,7 +218,7 @@ def stack(rows: list[Any]) -> Any:
 
 
 def _describe_mismatch(rows: list[Any], error: ValueError) -> str:
-    """Why rows cannot be stacked: the same text whether or not the rows have been columns on their way.
+    """Return why rows cannot be stacked: the same text whether or not the rows have been columns on their way.
 
     Workers send rows of one kind as columns. A number that was in a column is a scalar of NumPy afterwards.
     """
@@ -231,7 +233,9 @@ def _describe_mismatch(rows: list[Any], error: ValueError) -> str:
 
 
 def _as_plain(leaf: Any) -> Any:
-    """A leaf as it was before it may have been in a column: numbers of Python, and arrays in native byte order."""
+    """Return a leaf as it was before it may have been in a column: numbers of Python, and arrays in native byte
+    order.
+    """
     if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.hasobject:
         return leaf
     if leaf.shape:
@@ -278,7 +282,7 @@ class _Changed(ValueError):
 
 
 def _stack_exactly(leaves: list[Any]) -> np.ndarray:
-    """Leaves stacked by NumPy's rules, which find a dtype for all. Raises if a leaf would have another value in it."""
+    """Return leaves stacked by NumPy's rules, which find a dtype for all. Raise if this would change a value."""
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, (str, bytes)) and exact_values.ends_in_zero(leaf):
             raise _Changed(
@@ -305,7 +309,7 @@ def _stack_exactly(leaves: list[Any]) -> np.ndarray:
 
 
 def _stack_numbers(rows: list[Any]) -> np.ndarray | None:
-    """Rows as an array of numbers, where NumPy finds that all of them are numbers; None otherwise.
+    """Return rows as an array of numbers, where NumPy finds that all of them are numbers; None otherwise.
 
     The dtype is that of `np.stack`, also if integers are among floats. NumPy looks at the type of each row by itself,
     so that there is no need to do it here.
@@ -380,7 +384,9 @@ def _stack_arrays(rows: list[np.ndarray]) -> np.ndarray:
 
 
 def make_block_private(block: Block, *, received: bool = False) -> Block:
-    """A block with a copy in place of each object that something else refers to. Only the caller may hold the block.
+    """Return a block with a copy in place of each object that something else refers to.
+
+    Only the caller may hold the block.
 
     Args:
       block: the elements; a list changes.
@@ -402,7 +408,7 @@ def _make_columns_private(block: Columns, received: bool) -> Columns:
 
 
 def make_answer_private(answer: list[Any], *, received: bool = False) -> Block:
-    """What a source has returned for several positions, as a block that is private.
+    """Return what a source has returned for several positions, as a block that is private.
 
     Args:
       answer: a list with the answer alone, which this function takes out.
@@ -422,7 +428,7 @@ def make_answer_private(answer: list[Any], *, received: bool = False) -> Block:
 
 
 def make_each_private(made: Iterable[Any]) -> list[Any]:
-    """The elements of an iterable as private ones. Each passes the gate before the next one is made."""
+    """Return the elements of an iterable as private ones. Each passes the gate before the next one is made."""
     rows: list[Any] = []
     each = iter(made)
     while box := list(itertools.islice(each, 1)):  # from C: a variable would be one more reference to the element
@@ -431,11 +437,11 @@ def make_each_private(made: Iterable[Any]) -> list[Any]:
 
 
 def copy_columns(block: Columns) -> Columns:
-    """A copy of columns that shares no memory with them."""
+    """Return a copy of columns that shares no memory with them."""
     present = None if block.present is None else block.present.copy()
     return dataclasses.replace(block, tree=copy_value(block.tree), present=present)
 
 
 def copy_block(block: Block) -> Block:
-    """A copy of a block that shares no memory with it."""
+    """Return a copy of a block that shares no memory with it."""
     return copy_columns(block) if isinstance(block, Columns) else list(map(copy_value, block))

@@ -48,7 +48,7 @@ def new_file(path: Path) -> Iterator[str]:
 
 
 def sync(path: str) -> None:
-    """Waits until the content of a file is on disk."""
+    """Wait until the content of a file is on disk."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -103,7 +103,7 @@ class _Summing:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a sealed file: `data`, then their size and checksum.
+    """Write a sealed file: `data`, then their size and checksum.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "x")
@@ -116,20 +116,20 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def put_bytes(file: IO[bytes], data: bytes) -> None:
-    """Writes the content of a sealed file into an open one."""
+    """Write the content of a sealed file into an open one."""
     writer = _Summing(file)
     writer.write(data)
     writer.seal()
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a sealed file. Raises DamagedFile if the file has changed since it was written."""
+    """Return the content of a sealed file. Raise DamagedFile if the file has changed since it was written."""
     with open(path, "rb") as file:
         return parse_bytes(file.read(), os.fspath(path))
 
 
 def parse_bytes(data: bytes, name: str, *, verify: bool = True) -> bytes:
-    """The content of a sealed file from its bytes; `name` is what errors call it."""
+    """Return the content of a sealed file from its bytes; `name` is what errors call it."""
     content = data[: -_SEAL.size]
     if verify:
         _compare(name, data[-_SEAL.size :], len(data), zlib.crc32(content))
@@ -137,7 +137,7 @@ def parse_bytes(data: bytes, name: str, *, verify: bool = True) -> bytes:
 
 
 def check(path: Path) -> None:
-    """Reads a sealed file whole and raises DamagedFile unless it is as it was written."""
+    """Read a sealed file whole and raise DamagedFile unless it is as it was written."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         left, crc = max(size - _SEAL.size, 0), 0
@@ -163,20 +163,20 @@ def _compare(path: Path, seal: bytes, size: int, crc: int) -> None:
 
 
 def write_array(path: Path, values: np.ndarray) -> None:
-    """Writes a sealed `.npy` file, which `np.load` reads and maps like any other."""
+    """Write a sealed `.npy` file, which `np.load` reads and maps like any other."""
     with replacing(path) as file:
         put_array(file, values)
 
 
 def put_array(file: IO[bytes], values: np.ndarray) -> None:
-    """Writes the content of a sealed `.npy` file into an open one."""
+    """Write the content of a sealed `.npy` file into an open one."""
     writer: Any = _Summing(file)
     np.lib.format.write_array(writer, np.asanyarray(values), allow_pickle=False)
     writer.seal()
 
 
 def parse_array(data: bytes, name: str, *, verify: bool = True) -> np.ndarray:
-    """The array of a sealed `.npy` file from its bytes; `name` is what errors call it."""
+    """Return the array of a sealed `.npy` file from its bytes; `name` is what errors call it."""
     content = parse_bytes(data, name, verify=verify)
     try:
         return np.load(io.BytesIO(content), allow_pickle=False)
@@ -185,7 +185,7 @@ def parse_array(data: bytes, name: str, *, verify: bool = True) -> np.ndarray:
 
 
 def read_array(path: Path, *, mapped: bool = True, verify: bool = True) -> np.ndarray:
-    """The array of a sealed `.npy` file, after a check of its checksum.
+    """Return the array of a sealed `.npy` file, after a check of its checksum.
 
     Args:
       path: a local file.
@@ -210,13 +210,13 @@ def read_array(path: Path, *, mapped: bool = True, verify: bool = True) -> np.nd
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON file that holds `content` and its checksum under the key "checksum"."""
+    """Write a JSON file that holds `content` and its checksum under the key "checksum"."""
     with replacing(path) as file:
         file.write(json_bytes(content))
 
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:
-    """What `write_json` writes.
+    """Return what `write_json` writes.
 
     >>> json_bytes({"a": 1})
     b'{"checksum": "fba18e97", "a": 1}'
@@ -229,13 +229,13 @@ def json_bytes(content: Mapping[str, Any]) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a file that `write_json` wrote. Any other file raises DamagedFile."""
+    """Return the content of a file that `write_json` wrote. Any other file raises DamagedFile."""
     with open(path, "rb") as file:
         return parse_json(file.read(), os.fspath(path))
 
 
 def parse_json(data: bytes, name: str, *, needs_checksum: bool = True) -> dict[str, Any]:
-    """The content of such a file from its bytes; `name` is what errors call it.
+    """Return the content of such a file from its bytes; `name` is what errors call it.
 
     Args:
       data: the bytes of the file.

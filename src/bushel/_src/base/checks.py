@@ -18,12 +18,15 @@ INFINITE = (1 << 63) - 1
 
 
 def is_endless(length: int) -> bool:
-    """Whether so many elements mean no end. Batches and shards of an endless dataset have fewer than INFINITE."""
+    """Return whether so many elements mean no end.
+
+    Batches and shards of an endless dataset have fewer than INFINITE.
+    """
     return length >= INFINITE >> 16
 
 
 def show_length(length: int) -> str:
-    """A number of elements as people read it.
+    """Return a number of elements as people read it.
 
     >>> show_length(12345), show_length(INFINITE // 32)
     ('12,345', 'endless')
@@ -32,7 +35,7 @@ def show_length(length: int) -> str:
 
 
 def integer(value: Any, what: str) -> int:
-    """`value` as an int. Floats, bools and strings raise TypeError."""
+    """Return `value` as an int. Floats, bools and strings raise TypeError."""
     if not isinstance(value, (bool, np.bool_)):
         try:
             return operator.index(value)
@@ -42,7 +45,7 @@ def integer(value: Any, what: str) -> int:
 
 
 def integers(values: Any) -> np.ndarray:
-    """The indices of many records as int64. Floats, bools and more than one axis raise TypeError."""
+    """Return the indices of many records as int64. Floats, bools and more than one axis raise TypeError."""
     if type(values) is np.ndarray and values.dtype is _INT64 and values.ndim == 1:  # what pipelines pass: no copy
         return values
     found = np.asarray(values)
@@ -54,7 +57,10 @@ def integers(values: Any) -> np.ndarray:
 
 
 def positions(indices: Any, length: int) -> np.ndarray:
-    """The positions that `indices` mean among `length` records. As in a list, negative ones count from the end."""
+    """Return the positions that `indices` mean among `length` records.
+
+    As in a list, negative ones count from the end.
+    """
     places = integers(indices)
     bits = places.view(_UINT64)  # seen so, negative numbers are the largest: one comparison checks both ends
     if not len(places) or bits.item(bits.argmax()) < length:
@@ -66,7 +72,10 @@ def positions(indices: Any, length: int) -> np.ndarray:
 
 
 def position(index: Any, length: int) -> int:
-    """The position that one `index` means among `length` records. As in a list, a negative one counts from the end."""
+    """Return the position that one `index` means among `length` records.
+
+    As in a list, a negative one counts from the end.
+    """
     place = integer(index, "index")
     if not -length <= place < length:
         raise IndexError(f"index {place} is out of range for {length} records")
@@ -74,7 +83,7 @@ def position(index: Any, length: int) -> int:
 
 
 def positive(value: Any, what: str) -> int:
-    """`value` as an int above zero."""
+    """Return `value` as an int above zero."""
     number = integer(value, what)
     if number <= 0:
         raise ValueError(f"{what} must be positive, but got {number}.")
@@ -82,7 +91,7 @@ def positive(value: Any, what: str) -> int:
 
 
 def not_negative(value: Any, what: str) -> int:
-    """`value` as an int, zero or above."""
+    """Return `value` as an int, zero or above."""
     number = integer(value, what)
     if number < 0:
         raise ValueError(f"{what} must be greater than or equal to 0, got {number}.")
@@ -90,14 +99,14 @@ def not_negative(value: Any, what: str) -> int:
 
 
 def number(value: Any, what: str) -> float:
-    """`value` as a float. Bools and strings raise TypeError."""
+    """Return `value` as a float. Bools and strings raise TypeError."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
         raise TypeError(f"{what} must be a number, got {value!r} of type {type(value).__name__}.")
     return float(value)
 
 
 def choice(value: Any, words: Any, what: str) -> Any:
-    """`value`, if it is one of `words`: a Literal, or a sequence. Else a ValueError that lists them.
+    """Return `value`, if it is one of `words`: a Literal, or a sequence. Else a ValueError that lists them.
 
     >>> from typing import Literal
     >>> choice("drpo", Literal["keep", "drop"], "remainder")
@@ -121,7 +130,7 @@ def list_words(words: Iterable[str]) -> str:
 
 
 def suggest(value: Any, words: Iterable[str]) -> str:
-    """The end of an error about a word that is none of `words`: the nearest one, if there is one.
+    """Return the end of an error about a word that is none of `words`: the nearest one, if there is one.
 
     >>> suggest("lerobt", ["rlds", "lerobot"]), suggest(3, ["rlds"])
     (' Did you mean "lerobot"?', '')
@@ -131,7 +140,7 @@ def suggest(value: Any, words: Iterable[str]) -> str:
 
 
 def unused(given: Mapping[str, bool], why: str, way_out: str) -> None:
-    """Raises ValueError if one of these arguments was given, though it has no effect.
+    """Raise ValueError if one of these arguments was given, though it has no effect.
 
     >>> unused({"seed": True, "noise": False}, "without noise", "Leave it out")
     Traceback (most recent call last):
@@ -143,13 +152,13 @@ def unused(given: Mapping[str, bool], why: str, way_out: str) -> None:
 
 
 def instance(value: Any, kind: type, what: str, way_out: str) -> None:
-    """Raises TypeError unless `value` is a `kind`. The error ends with `way_out`, which says what to write."""
+    """Raise TypeError unless `value` is a `kind`. The error ends with `way_out`, which says what to write."""
     if not isinstance(value, kind):
         raise TypeError(f"{what} must be {kind.__name__}, got {value!r} of type {type(value).__name__}: {way_out}.")
 
 
 def seed(value: Any, *, what: str = "Seed", below: int | None = None) -> int:
-    """`value` as a seed: a non-negative integer, optionally below a bound."""
+    """Return `value` as a seed: a non-negative integer, optionally below a bound."""
     number = integer(value, what)
     if number < 0 or (below is not None and number >= below):
         upper = "" if below is None else f" and 2**{below.bit_length() - 1}-1"
@@ -159,7 +168,7 @@ def seed(value: Any, *, what: str = "Seed", below: int | None = None) -> int:
 
 
 def weights(values: Sequence[float] | None, count: int, *, zero_allowed: bool = False) -> list[float] | None:
-    """The weights of a mixture of `count` data sets as floats: finite, and above zero unless `zero_allowed`."""
+    """Return the weights of a mixture of `count` data sets as floats: finite, and above zero unless `zero_allowed`."""
     if values is None:
         return None
     try:

@@ -47,7 +47,7 @@ class Behaviour:
 
 
 def read_behaviour(code: types.CodeType) -> Behaviour:
-    """The instructions and the constants that they use. They are the same with and without a docstring.
+    """Return the instructions and the constants that they use. They are the same with and without a docstring.
 
     A docstring is a constant that no instruction uses. It takes the first place, which otherwise may belong to None, to
     the first constant of the function, or to nothing; so it can move the others. The constants are therefore numbered
@@ -85,7 +85,9 @@ def _renumber(code: types.CodeType) -> tuple[bytes, tuple[Any, ...]]:
 
 
 def _read_body(code: types.CodeType) -> tuple[bytes, tuple[Any, ...], tuple[str, ...]]:
-    """The same of the body of a class or module, without what it says about itself: words, its name, line numbers."""
+    """Return the same of the body of a class or module, without what it says about itself: words, its name, line
+    numbers.
+    """
     instructions = list(dis.get_instructions(code))
     kept: list[dis.Instruction] = []
     for instruction in instructions:
@@ -122,7 +124,7 @@ class Reads:
 
 @functools.lru_cache(maxsize=2048)
 def find_reads(code: types.CodeType) -> Reads:
-    """The globals that a code object reads, and the modules that it imports.
+    """Return the globals that a code object reads, and the modules that it imports.
 
     >>> find_reads(compile("import a.b; math.pi * SIZE", "", "exec"))
     Reads(paths=(('math', 'pi'), ('SIZE',)), imports=(('a.b', 0, ()),))
@@ -165,7 +167,8 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 
 def is_installed_library(file: str, module: str) -> bool:
-    """Whether the file of a module is a part of a distribution that was not made from a local folder or a repository.
+    """Return whether the file of a module is a part of a distribution that was not made from a local folder or a
+    repository.
 
     >>> import numpy
     >>> is_installed_library(numpy.__file__, "numpy")
@@ -181,7 +184,7 @@ def is_installed_library(file: str, module: str) -> bool:
 
 
 def _find_root(path: str, module: str) -> str:
-    """The folder from which Python imports a module: the one that holds its outermost package."""
+    """Return the folder from which Python imports a module: the one that holds its outermost package."""
     package = os.path.splitext(os.path.basename(path))[0] == "__init__"
     folder = os.path.dirname(path)
     for _ in range(module.count(".") + package):
@@ -195,7 +198,7 @@ def _find_root(path: str, module: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _list_distributions(folder: str) -> tuple[str, ...]:
-    """The names of the folders that describe what is installed in a folder."""
+    """Return the names of the folders that describe what is installed in a folder."""
     # Beside modules that are nowhere installed, an .egg-info says that somebody works on them.
     kinds = (".dist-info", ".egg-info") if os.path.basename(folder) in INSTALLED else (".dist-info",)
     try:
@@ -205,7 +208,7 @@ def _list_distributions(folder: str) -> tuple[str, ...]:
 
 
 def _find_owners(folder: str, path: str) -> Iterator[str]:
-    """The distributions that have installed a file, those with a similar name first."""
+    """Yield the distributions that have installed a file, those with a similar name first."""
     top = path.partition("/")[0].partition(".")[0]
     wanted = _plain_name(top)
     similar = [name for name in _list_distributions(folder) if _plain_name(name.partition("-")[0]) == wanted]
@@ -224,7 +227,7 @@ def _keep_owners(folder: str, path: str, names: Iterable[str]) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _find_distributions_with(folder: str, first: str) -> tuple[str, ...]:
-    """The distributions that have installed something under a name. Reads the records of all: some 100 ms."""
+    """Return the distributions that have installed something under a name. Read the records of all: some 100 ms."""
     found = []
     for name in _list_distributions(folder):
         record = _read(os.path.join(folder, name, "RECORD"))
@@ -235,13 +238,13 @@ def _find_distributions_with(folder: str, first: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=64)
 def _list_files(folder: str, name: str) -> frozenset[str]:
-    """The paths in the RECORD of a distribution, as it has them: relative to the folder, with slashes."""
+    """Return the paths in the RECORD of a distribution, as it has them: relative to the folder, with slashes."""
     lines = _read(os.path.join(folder, name, "RECORD")).splitlines()
     return frozenset(line.rsplit(",", 2)[0].strip('"') for line in lines if line)
 
 
 def _read(path: str) -> str:
-    """The text of a file after an empty line; nothing if it cannot be read."""
+    """Return the text of a file after an empty line; nothing if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return f"\n{file.read()}"
@@ -251,7 +254,7 @@ def _read(path: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _is_users_distribution(folder: str, name: str) -> bool:
-    """Whether a distribution was installed from a local folder or a repository (PEP 610)."""
+    """Return whether a distribution was installed from a local folder or a repository (PEP 610)."""
     origin = _read_origin(folder, name)
     if "dir_info" in origin or "vcs_info" in origin:
         # conda leaves in its packages in which folder it has built them.
@@ -270,7 +273,8 @@ def _read_origin(folder: str, name: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def find_build(file: str, module: str) -> str:
-    """What tells the content of a library from other versions, if it was installed from an archive on this machine.
+    """Return what tells the content of a library from other versions, if it was installed from an archive on this
+    machine.
 
     That may be a library, or the user's own package that was built as a wheel. Empty for all others.
     """
@@ -288,7 +292,7 @@ def find_build(file: str, module: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _list_archives(folder: str) -> frozenset[str]:
-    """The distributions that were installed from an archive on this machine."""
+    """Return the distributions that were installed from an archive on this machine."""
     names = _list_distributions(folder)
     origins = {name: _read_origin(folder, name) for name in names}
     return frozenset(
@@ -303,7 +307,8 @@ def _plain_name(name: str) -> str:
 
 
 def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """The globals that a function and its inner functions read, by name; for a module, the attribute that is read.
+    """Return the globals that a function and its inner functions read, by name; for a module, the attribute that is
+    read.
 
     >>> def area(radius):
     ...     return math.pi * radius ** SQUARED
@@ -324,7 +329,8 @@ def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
 
 
 def is_users_code(function_or_class: Any) -> bool:
-    """Whether a function or class is the user's own: not of the standard library, an installed library, or Bushel.
+    """Return whether a function or class is the user's own: not of the standard library, an installed library, or
+    Bushel.
 
     What was installed from a local folder or a repository is the user's own, and so is a module that belongs to no
     distribution, wherever it lies.
@@ -342,12 +348,12 @@ def is_users_code(function_or_class: Any) -> bool:
 
 
 def is_users_file(module: str, file: str | None) -> bool:
-    """Whether a module, by its name and file, is the user's own. A notebook has no file."""
+    """Return whether a module, by its name and file, is the user's own. A notebook has no file."""
     return _is_users_module(module, file)
 
 
 def is_users_frame(frame: types.FrameType) -> bool:
-    """Whether a frame of a traceback runs the user's own code."""
+    """Return whether a frame of a traceback runs the user's own code."""
     names = frame.f_globals
     is_import = frame.f_code.co_filename.startswith("<frozen ")  # Python's own machinery of imports
     return not is_import and _is_users_module(names.get("__name__") or "", names.get("__file__"))
@@ -374,7 +380,8 @@ _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GEN
 
 
 def never_returns(function: Callable[..., Any]) -> bool:
-    """Whether each call of a function that ends without an error returns None, since no `return` in it has a value.
+    """Return whether each call of a function that ends without an error returns None, since no `return` in it has a
+    value.
 
     >>> def double(batch):
     ...     batch["x"] = batch["x"] * 2
@@ -407,7 +414,8 @@ def _code_never_returns(code: types.CodeType) -> bool:
 
 
 def explain_arguments(function: Callable[..., Any], count: int) -> str | None:
-    """The arguments that a function takes, as a text, if it cannot be called with `count` values; None if it can.
+    """Return the arguments that a function takes, as a text, if it cannot be called with `count` values; None if it
+    can.
 
     >>> explain_arguments(lambda index, element: element, 1)
     '(index, element)'
@@ -428,7 +436,7 @@ def explain_arguments(function: Callable[..., Any], count: int) -> str | None:
 
 
 def _find_function(function: Any) -> types.FunctionType | None:
-    """The function that Python code defines, behind a bound method or a partial; None for any other callable."""
+    """Return the function that Python code defines, behind a bound method or a partial; None for any other callable."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)

@@ -39,7 +39,7 @@ class MapObject(Protocol[In_contra, Out_co]):
     """A `Map`, by the types of its method."""
 
     def map(self, element: In_contra, /) -> Out_co:
-        """Returns the new element."""
+        """Return the new element."""
         ...
 
 
@@ -47,7 +47,7 @@ class MapWithIndexObject(Protocol[In_contra, Out_co]):
     """A `MapWithIndex`, by the types of its method."""
 
     def map_with_index(self, index: int, element: In_contra, /) -> Out_co:
-        """Returns the new element at `index`."""
+        """Return the new element at `index`."""
         ...
 
 
@@ -55,7 +55,7 @@ class RandomMapObject(Protocol[In_contra, Out_co]):
     """A `RandomMap`, by the types of its method."""
 
     def random_map(self, element: In_contra, rng: np.random.Generator, /) -> Out_co:
-        """Returns the new element."""
+        """Return the new element."""
         ...
 
 
@@ -63,7 +63,7 @@ class FilterObject(Protocol[In_contra]):
     """A `Filter`, by the types of its method."""
 
     def filter(self, element: In_contra, /) -> object:
-        """Returns a true value to keep the element."""
+        """Return a true value to keep the element."""
         ...
 
 
@@ -76,7 +76,7 @@ class FlatMapObject(Protocol[In_contra, Out_co]):
         ...
 
     def flat_map(self, element: In_contra, /) -> Iterable[Out_co]:
-        """Returns the elements that `element` becomes."""
+        """Return the elements that `element` becomes."""
         ...
 
 
@@ -84,11 +84,11 @@ class TableLike(Protocol):
     """An Arrow table, or a frame of pandas or polars: its records are its rows, although `table[i]` is a column."""
 
     def __len__(self) -> int:
-        """Returns the number of rows."""
+        """Return the number of rows."""
         ...
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Gives the columns to another Arrow library."""
+        """Give the columns to another Arrow library."""
         ...
 
 

@@ -195,7 +195,7 @@ class TooManySkipped(BushelError, RuntimeError):
 
 
 def describe_error(error: BaseException) -> str:
-    """An error as text: its type, its message and its notes."""
+    """Return an error as text: its type, its message and its notes."""
     try:
         said = str(error)
     except Exception:  # the user's own `__str__` failed
@@ -205,7 +205,7 @@ def describe_error(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Adds the name of the file to errors of writing: the system reports a full disk without a name.
+    """Add the name of the file to errors of writing: the system reports a full disk without a name.
 
     The package array_record raises RuntimeError; that becomes an OSError too.
     """
@@ -218,7 +218,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a note to an exception, also to one that refuses new attributes, such as a frozen dataclass."""
+    """Add a note to an exception, also to one that refuses new attributes, such as a frozen dataclass."""
     try:
         error.add_note(note)
     except Exception:
@@ -228,7 +228,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def locate_error(error: Exception, where: str) -> Exception:
-    """The error to raise for `error`, with a note that says `where` it happened."""
+    """Return the error to raise for `error`, with a note that says `where` it happened."""
     if isinstance(error, StopIteration):
         stopped = StoppedByUser(
             "A function of the pipeline raised StopIteration, which would end the iteration early without an error. "
@@ -246,12 +246,14 @@ _LIBRARY_FOLDERS = os.path.join(_PACKAGE, ""), os.path.join(os.path.dirname(os._
 
 
 def is_library_file(filename: str) -> bool:
-    """Whether a file is Bushel's own code, also made at run time, or a library's that Bushel runs functions with."""
+    """Return whether a file is Bushel's own code, also made at run time, or a library's that Bushel runs functions
+    with.
+    """
     return filename.startswith((*_LIBRARY_FOLDERS, "<bushel: "))
 
 
 def remove_library_frames(error: Exception) -> Exception:
-    """The error with a traceback that begins with the user's own code.
+    """Return the error with a traceback that begins with the user's own code.
 
     An unexpected error inside Bushel keeps its whole traceback. So do all errors after
     `config.update("py_traceback_filtering", "off")`.

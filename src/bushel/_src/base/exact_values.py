@@ -11,7 +11,7 @@ _FLOAT_BITS = 53  # of the significand of a float64
 
 
 def find_rounded(integers: np.ndarray) -> np.ndarray:
-    """A mask of the integers that a float64 cannot hold exactly.
+    """Return a mask of the integers that a float64 cannot hold exactly.
 
     >>> find_rounded(np.array([0, 2**53, 2**53 + 1, -(2**62)])).tolist()
     [False, False, True, False]
@@ -27,7 +27,7 @@ def find_rounded(integers: np.ndarray) -> np.ndarray:
 
 
 def is_rounded(integer: int) -> bool:
-    """Whether a float64 cannot hold this integer exactly."""
+    """Return whether a float64 cannot hold this integer exactly."""
     if -(1 << _FLOAT_BITS) <= integer <= 1 << _FLOAT_BITS:
         return False
     try:
@@ -37,17 +37,17 @@ def is_rounded(integer: int) -> bool:
 
 
 def ends_in_zero(text: str | bytes) -> bool:
-    """Whether a text ends in a zero, which NumPy's arrays of texts drop without a word."""
+    """Return whether a text ends in a zero, which NumPy's arrays of texts drop without a word."""
     return text[-1:] in ("\0", b"\0")
 
 
 def find_ending_in_zero(texts: Iterable[str | bytes]) -> int | None:
-    """The number of the first text that ends in a zero; None if there is none."""
+    """Return the number of the first text that ends in a zero; None if there is none."""
     return next((number for number, text in enumerate(texts) if ends_in_zero(text)), None)
 
 
 def show(value: Any, width: int = 60) -> str:
-    """A value as it reads in a message, cut if it is long."""
+    """Return a value as it reads in a message, cut if it is long."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, np.generic) and not isinstance(value, (str, bytes, np.void)):
@@ -61,7 +61,7 @@ def show(value: Any, width: int = 60) -> str:
 
 
 def same_values(converted: np.ndarray, original: np.ndarray) -> bool:
-    """Whether `converted` holds the values of `original`: numbers as numbers, texts as texts, times as times.
+    """Return whether `converted` holds the values of `original`: numbers as numbers, texts as texts, times as times.
 
     >>> same_values(np.array([1.0]), np.array([1])), same_values(np.array(["1"]), np.array([1]))
     (True, False)
@@ -96,7 +96,7 @@ def _holds(floats: np.ndarray, integers: np.ndarray) -> bool:
 
 
 def remove_padding(array: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Splits an array into named arrays whose bytes are all values.
+    """Split an array into named arrays whose bytes are all values.
 
     The bytes between the fields of a structured array, and those at the end of a `longdouble`, are padding. Nobody
     sets them, so two arrays of equal values may differ in them. Ordinary arrays come back as they are, named "".
@@ -120,7 +120,7 @@ def remove_padding(array: np.ndarray) -> list[tuple[str, np.ndarray]]:
 
 
 def _split_longdouble(array: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """The values as three float64 numbers and an exponent: no format of a longdouble has more than 159 bits."""
+    """Return the values as three float64 numbers and an exponent: no format of a longdouble has more than 159 bits."""
     finite = np.isfinite(array)
     rest, exponent = np.frexp(np.where(finite, array, 0))
     parts = [("", np.where(finite, 0.0, array).astype(np.float64)), (" exponent", exponent.astype(np.int32))]

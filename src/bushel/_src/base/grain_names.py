@@ -46,12 +46,12 @@ class Config:
         vars(self).update(_values=dict(_DEFAULTS), _updated=set(), _flags=None)
 
     def update(self, name: str, value: Any) -> None:
-        """Sets a setting."""
+        """Set a setting."""
         self._values[self._known(name)] = value
         self._updated.add(name)
 
     def get_or_default(self, name: str) -> Any:
-        """The value of a setting."""
+        """Return the value of a setting."""
         value = self._values[self._known(name)]
         flags = vars(self)["_flags"]
         if flags is not None and name not in self._updated and flags.is_parsed():
@@ -59,7 +59,7 @@ class Config:
         return value
 
     def define_flags(self) -> None:
-        """Defines Grain's absl flags, such as `--grain_py_debug_mode`, where absl is installed and Grain is not loaded.
+        """Define Grain's absl flags, such as `--grain_py_debug_mode`, where absl is installed and Grain is not loaded.
 
         A program that parses its flags then gets the settings from there, as with Grain.
         """
@@ -112,13 +112,13 @@ MODULES = {
 
 
 def install() -> None:
-    """Makes `import grain` load Bushel in this process from now on."""
+    """Make `import grain` load Bushel in this process from now on."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def install_where_asked() -> None:
-    """Calls `install` if the environment variable is set."""
+    """Call `install` if the environment variable is set."""
     if VARIABLE in os.environ:
         install()
 
@@ -155,11 +155,11 @@ class Stats:
     def record_self_time(
         self, *, num_elements: int = 1, offset_ns: float = 0
     ) -> contextlib.AbstractContextManager[None]:
-        """A context that measures nothing."""
+        """Return a context that measures nothing."""
         return contextlib.nullcontext()
 
     def record_output_spec(self, element: Any) -> Any:
-        """Returns the element."""
+        """Return the element."""
         return element
 
     record_output_spec_for_batch = record_bytes_consumed = record_bytes_produced = record_output_spec

@@ -319,7 +319,7 @@ MODULE: Mapping[str, str] = {
 
 
 def missing(owner: str, name: str, tables: Iterable[Mapping[str, str]], names: Iterable[str]) -> str:
-    """The text of an AttributeError: the way out from the first table that has the name, else the nearest name.
+    """Return the text of an AttributeError: the way out from the first table that has the name, else the nearest name.
 
     >>> missing("MapDataset", "count", [DATASET], [])
     'A MapDataset has no `count`. Write `len(ds)`.'
@@ -342,19 +342,24 @@ def missing(owner: str, name: str, tables: Iterable[Mapping[str, str]], names: I
 
 
 def raise_missing(value: Any, owner: str, name: str, *tables: Mapping[str, str]) -> NoReturn:
-    """The `__getattr__` of a class. If the class has the name, a property has failed, whose error is raised again."""
+    """Return the `__getattr__` of a class.
+
+    If the class has the name, a property has failed, whose error is raised again.
+    """
     if any(name in kind.__dict__ for kind in type(value).__mro__):
         object.__getattribute__(value, name)
     raise no_attribute(missing(owner, name, tables, () if name.startswith("_") else dir(value)), name)
 
 
 def no_attribute(text: str, name: str) -> AttributeError:
-    """An AttributeError whose text is complete: with its object, Python would add a "Did you mean" of its own."""
+    """Return an AttributeError whose text is complete: with its object, Python would add a "Did you mean" of its
+    own.
+    """
     return AttributeError(text, name=name, obj=None)
 
 
 def missing_in_module(module: str, name: str, names: Iterable[str]) -> str:
-    """The text of an AttributeError of a module.
+    """Return the text of an AttributeError of a module.
 
     >>> missing_in_module("bushel", "MapDatset", ["MapDataset"])
     "module 'bushel' has no attribute 'MapDatset'. Did you mean `MapDataset`?"
@@ -367,7 +372,7 @@ def missing_in_module(module: str, name: str, names: Iterable[str]) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The public name that is most like `name`, if one is."""
+    """Return the public name that is most like `name`, if one is."""
     import difflib  # here: a program that has all its names right does not need it
 
     known = {each.lower(): each for each in names if not each.startswith("_")}
@@ -376,12 +381,12 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def list_names(value: Any) -> list[str]:
-    """The `__dir__` of a class: without what `Unsupported` stands for."""
+    """Return the `__dir__` of a class: without what `Unsupported` stands for."""
     return [name for name in object.__dir__(value) if not name.startswith("__") or hasattr(value, name)]
 
 
 def show_as(name: str, *, is_pickled: bool = True) -> Callable[[C], C]:
-    """Gives a private class the name of the public one whose instances it makes, as messages of Python show it.
+    """Give a private class the name of the public one whose instances it makes, as messages of Python show it.
 
     The qualified name of the class stays if it is pickled, since pickle looks it up by this name.
 
@@ -485,7 +490,7 @@ ARGUMENTS: Mapping[str, str] = {
 
 
 def explains_arguments(way_out: str = "", **arguments: str) -> Callable[[F], F]:
-    """A decorator: a call whose arguments do not fit raises a TypeError that says what to write instead.
+    """Return a decorator: a call whose arguments do not fit raises a TypeError that says what to write instead.
 
     Args:
       way_out: how a call looks. It is said if there is nothing to say of an argument.
@@ -516,7 +521,7 @@ def explains_arguments(way_out: str = "", **arguments: str) -> Callable[[F], F]:
 
 
 def renamed_arguments(**names: str) -> Callable[[F], F]:
-    """A decorator: arguments with an earlier name still work, and a warning says the name of now.
+    """Return a decorator: arguments with an earlier name still work, and a warning says the name of now.
 
     >>> import warnings
     >>> @renamed_arguments(options="workers")
@@ -545,7 +550,7 @@ def renamed_arguments(**names: str) -> Callable[[F], F]:
 
 
 def explains_creation(way_out: str = "", **arguments: str) -> Callable[[C], C]:
-    """The same as `explains_arguments` for the creation of a class, such as a dataclass of options."""
+    """Return the same as `explains_arguments` for the creation of a class, such as a dataclass of options."""
 
     def decorate(kind: C) -> C:
         kind.__init__ = explains_arguments(way_out, **arguments)(kind.__init__)
@@ -557,7 +562,9 @@ def explains_creation(way_out: str = "", **arguments: str) -> Callable[[C], C]:
 def _explain_call(
     function: Callable[..., Any], named: Mapping[str, Any], ways_out: Mapping[str, str], way_out: str
 ) -> str | None:
-    """The text of a TypeError for a call that does not fit a function; None if there is nothing to add to Python's."""
+    """Return the text of a TypeError for a call that does not fit a function; None if there is nothing to add to
+    Python's.
+    """
     owner, _, method = function.__qualname__.rpartition(".")
     owner = owner.removesuffix("Meta").lstrip("_") if owner.endswith("Meta") else owner  # a function of the class
     name = owner if method == "__init__" else f"{owner}.{method}".lstrip(".")

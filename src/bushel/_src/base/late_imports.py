@@ -25,7 +25,7 @@ INSTALLED_FROM = "path/to/bushel"
 
 
 def install_command(*extras: str) -> str:
-    """The command that installs Bushel with these extras.
+    """Return the command that installs Bushel with these extras.
 
     >>> install_command("jax", "orbax")
     "pip install 'path/to/bushel[jax,orbax]'"
@@ -38,7 +38,7 @@ _FOR_OLD_NUMPY = {"pyarrow": "pyarrow<26"}
 
 
 def import_package(name: str, extra: str, why: str) -> ModuleType:
-    """Imports the module `name`. If it is missing, the error contains the `pip install` command.
+    """Import the module `name`. If it is missing, the error contains the `pip install` command.
 
     >>> import_package("json", "nothing", "JSON files").__name__
     'json'

@@ -43,7 +43,7 @@ def allocating(where: Allocator | None) -> Iterator[None]:
 
 
 def call_apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function with `allocating` switched off: it may run a user's function, or keep its arrays."""
+    """Call a function with `allocating` switched off: it may run a user's function, or keep its arrays."""
     if not _allocators or _allocators.get(threading.get_ident()) is None:
         return function(*arguments)
     with allocating(None):
@@ -61,7 +61,7 @@ def output(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An uninitialised array, aligned to 64 bytes when it is large enough to matter."""
+    """Return an uninitialised array, aligned to 64 bytes when it is large enough to matter."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if size < WORTH_ALIGNING or dtype.hasobject:
@@ -77,7 +77,7 @@ _leads: dict[int, int] = {}
 
 
 def join(parts: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """A result, as `output` makes them, whose bytes are those of `parts`, one after the other.
+    """Return a result, as `output` makes them, whose bytes are those of `parts`, one after the other.
 
     This takes half the time of `np.concatenate` where parts are small: NumPy works out for each array how it is copied.
     Raises TypeError if a part does not lie in memory in one piece.

@@ -191,7 +191,7 @@ WorkerOptions = MultiprocessingOptions | RayOptions
 
 
 def read_workers(workers: int | WorkerOptions | None) -> WorkerOptions | None:
-    """The options that an argument `workers` stands for: a number of worker processes, options, or None.
+    """Return the options that an argument `workers` stands for: a number of worker processes, options, or None.
 
     >>> read_workers(2) == MultiprocessingOptions(num_workers=2)
     True
@@ -321,7 +321,7 @@ class DatasetOptions:
             raise ValueError(f"min_shm_size must be non-negative, got {self.min_shm_size}.")
 
     def merge(self, other: DatasetOptions | None) -> DatasetOptions:
-        """These options, with those of `other` for the options that were not chosen here.
+        """Return these options, with those of `other` for the options that were not chosen here.
 
         >>> DatasetOptions(min_shm_size=1).merge(DatasetOptions(min_shm_size=2, filter_warn_threshold_ratio=None))
         DatasetOptions(filter_warn_threshold_ratio=None, min_shm_size=1)
@@ -397,7 +397,7 @@ class ShardByJaxProcess(ShardOptions):
 
 
 def jax_process() -> tuple[int, int]:
-    """Which JAX process this is, and of how many; (0, 1) without JAX."""
+    """Return which JAX process this is, and of how many; (0, 1) without JAX."""
     try:
         import jax
     except ImportError:
@@ -406,7 +406,9 @@ def jax_process() -> tuple[int, int]:
 
 
 def even_split(count: int, options: ShardOptions) -> tuple[int, int]:
-    """The records of one shard as a range [start, end). Shards are consecutive; the first ones take the remainder.
+    """Return the records of one shard as a range [start, end).
+
+    Shards are consecutive; the first ones take the remainder.
 
     >>> [even_split(10, ShardOptions(index, 3)) for index in range(3)]
     [(0, 4), (4, 7), (7, 10)]

@@ -39,7 +39,7 @@ FRESH = next(map(getrefcount, [object()]))
 
 
 def _count_base(value: np.ndarray) -> int:
-    """The references to the base of an array, and one of this call. No variable may hold the base."""
+    """Return the references to the base of an array, and one of this call. No variable may hold the base."""
     return getrefcount(value.base)
 
 
@@ -53,7 +53,9 @@ _OWNS_AND_WRITES = _OWNS | _WRITES
 
 
 def make_private(rows: list[Any], *, received: bool = False) -> list[Any]:
-    """The rows, with a copy in place of each object that something else refers to. Only the list may hold the rows.
+    """Return the rows, with a copy in place of each object that something else refers to.
+
+    Only the list may hold the rows.
 
     >>> kept = np.zeros(2)
     >>> row, = make_private([{"kept": kept, "fresh": np.zeros(2)}])
@@ -95,7 +97,7 @@ def make_private(rows: list[Any], *, received: bool = False) -> list[Any]:
 
 
 def copy_value(value: Any) -> Any:
-    """A copy that shares no memory with `value`, in which no two leaves share memory.
+    """Return a copy that shares no memory with `value`, in which no two leaves share memory.
 
     Raises a TypeError that names the class of an object that cannot be copied.
     """
@@ -125,7 +127,7 @@ def _copy_array(value: np.ndarray) -> np.ndarray:
 
 
 def _make_entries_private(entries: dict[Any, Any], received: bool) -> None:
-    """Copies the values of a dict that something else refers to. Only the caller holds the dict."""
+    """Copy the values of a dict that something else refers to. Only the caller holds the dict."""
     if _all_immutable(map(type, entries.values())):
         return
     # The counts come first: the tuple of `items` is one more reference to the value.
@@ -143,7 +145,10 @@ def _make_entries_private(entries: dict[Any, Any], received: bool) -> None:
 
 
 def make_fresh_private(value: Any, received: bool) -> Any:
-    """`value`, whose parts are copied where something else refers to them. Only the caller holds `value` itself."""
+    """Return `value`, whose parts are copied where something else refers to them.
+
+    Only the caller holds `value` itself.
+    """
     kind = type(value)
     if kind is np.ndarray:
         return value if _is_private_array(value, received) else copy_value(value)
@@ -177,7 +182,7 @@ def make_fresh_private(value: Any, received: bool) -> Any:
 
 
 def _make_children_private(value: Any, received: bool) -> None:
-    """Copies the parts of an object to which something else refers. Only the caller holds the object itself."""
+    """Copy the parts of an object to which something else refers. Only the caller holds the object itself."""
     parts = list(list_children(value))
     counts = list(map(getrefcount, map(operator.itemgetter(0), parts)))
     while parts:
@@ -192,13 +197,16 @@ def _make_children_private(value: Any, received: bool) -> None:
 
 
 def _take_data(record: Record[Any]) -> Any:
-    """The data of a record, which the record then no longer holds."""
+    """Return the data of a record, which the record then no longer holds."""
     data, record.data = record.data, None
     return data
 
 
 def _is_private_array(value: np.ndarray, received: bool) -> bool:
-    """Whether nothing else refers to the memory of an exact array, and it can be written. Only the caller holds it."""
+    """Return whether nothing else refers to the memory of an exact array, and it can be written.
+
+    Only the caller holds it.
+    """
     kind = type(value.base)
     if kind is _NONE:
         is_private = value.flags.num & _OWNS_AND_WRITES == _OWNS_AND_WRITES
@@ -216,7 +224,10 @@ def _is_private_array(value: np.ndarray, received: bool) -> bool:
 
 
 def _is_private(value: Any, received: bool) -> bool:
-    """Whether nothing else refers to the parts of an object that only the caller holds. Looks, and changes nothing."""
+    """Return whether nothing else refers to the parts of an object that only the caller holds.
+
+    Looks, and changes nothing.
+    """
     kind = type(value)
     if kind in IMMUTABLE:
         return True
@@ -257,7 +268,8 @@ class _Plain:
 
 @functools.lru_cache(maxsize=1024)
 def _has_no_hidden_state(kind: type) -> bool:
-    """Whether all that objects of a class hold is in their `__dict__`, and the class does not say how to copy them.
+    """Return whether all that objects of a class hold is in their `__dict__`, and the class does not say how to copy
+    them.
 
     An object with slots, or with state in C, is larger than one of an empty class.
     """
@@ -298,7 +310,7 @@ _PASSED = (
 
 @functools.lru_cache(maxsize=1024)
 def _is_passed(kind: type) -> bool:
-    """Whether objects of a class pass as they are: they cannot be changed, or a copy of them would do harm."""
+    """Return whether objects of a class pass as they are: they cannot be changed, or a copy of them would do harm."""
     if issubclass(kind, _PASSED) or getattr(kind, "_is_no_data", False) is True:
         return True
     if issubclass(kind, io.IOBase):  # an open file; but BytesIO and StringIO are memory
@@ -314,7 +326,7 @@ def _is_passed(kind: type) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _find_copier(kind: type) -> Callable[[Any], Any]:
-    """The function that copies objects of a class. It returns objects that need no copy as they are."""
+    """Return the function that copies objects of a class. It returns objects that need no copy as they are."""
     if _is_passed(kind):
         return _pass
     if issubclass(kind, np.ndarray):
@@ -346,7 +358,7 @@ def _pass(value: Any) -> Any:
 
 
 def _copy_objects(value: np.ndarray) -> np.ndarray:
-    """A copy of an array of objects, and of the objects in it."""
+    """Return a copy of an array of objects, and of the objects in it."""
     if value.dtype != object:  # a structured one, with objects in some of its fields
         return _copy_object(value)
     parts = value.reshape(-1).tolist()
@@ -360,14 +372,14 @@ def _copy_objects(value: np.ndarray) -> np.ndarray:
 
 
 def _wrap(part: Any) -> np.ndarray:
-    """An array with one object: NumPy would otherwise take an array or a list for several."""
+    """Return an array with one object: NumPy would otherwise take an array or a list for several."""
     wrapped = np.empty(1, object)
     wrapped[0] = part
     return wrapped
 
 
 def _copy_subclass(value: np.ndarray) -> np.ndarray:
-    """A copy of a memory map, of a masked array, or of an array of the user's own class with its attributes."""
+    """Return a copy of a memory map, of a masked array, or of an array of the user's own class with its attributes."""
     if value.dtype.hasobject or isinstance(value, np.ma.MaskedArray):  # `copy` would share the fill value
         return _copy_object(value)
     copied = value.copy()
@@ -382,32 +394,35 @@ def _copy_view(value: memoryview) -> memoryview:
 
 
 def build_view(memory: bytearray, form: Any, shape: Any) -> memoryview:
-    """A memoryview that can be written."""
+    """Return a memoryview that can be written."""
     flat = memoryview(memory).cast(form)
     return flat if len(shape) == 1 else flat.cast("B").cast(form, shape)
 
 
 def _copy_image(image: Any) -> Any:
-    """A copy of a Pillow image that keeps `format`, which `image.copy()` drops."""
+    """Return a copy of a Pillow image that keeps `format`, which `image.copy()` drops."""
     copied_image = image.copy()
     copied_image.format = image.format
     return copied_image
 
 
 def _copy_tensor(tensor: Any) -> Any:
-    """A copy of a PyTorch tensor. A deep copy would copy all of the memory that the tensor looks into."""
+    """Return a copy of a PyTorch tensor. A deep copy would copy all of the memory that the tensor looks into."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _copy_by_pickle(value: Any) -> Any:
-    """A copy with the objects in it: a deep copy of a pandas frame would share them."""
+    """Return a copy with the objects in it: a deep copy of a pandas frame would share them."""
     import pickle
 
     return pickle.loads(pickle.dumps(value, protocol=5))
 
 
 def _copy_object(value: Any, copier: Callable[[Any], Any] | None = None) -> Any:
-    """A copy of any object, by default a deep one. Raises a TypeError that names its class if it cannot be copied."""
+    """Return a copy of any object, by default a deep one.
+
+    Raises a TypeError that names its class if it cannot be copied.
+    """
     try:
         return (copier or _deep_copy)(value)
     except Exception as error:
@@ -422,7 +437,7 @@ def _copy_object(value: Any, copier: Callable[[Any], Any] | None = None) -> Any:
 
 
 def _deep_copy(value: Any) -> Any:
-    """A deep copy in which no array, list, dict or image is twice.
+    """Return a deep copy in which no array, list, dict or image is twice.
 
     Objects of the user's classes that are in it twice stay as they are, since they may point at each other.
     """
@@ -454,7 +469,7 @@ _DATA_PACKAGES = frozenset({"PIL", "pandas", "scipy", "torch"})
 
 
 def _copy_container(value: Any) -> Any:
-    """A copy of a list, dict or deque of a class of its own, in which each part is copied by itself."""
+    """Return a copy of a list, dict or deque of a class of its own, in which each part is copied by itself."""
     copied = _copy_object(value, copy.copy)
     if copied is value:  # the class says that it needs no copy, but its parts do
         return _copy_object(value)
@@ -466,7 +481,7 @@ def _copy_container(value: Any) -> Any:
 
 
 def _join_attributes(value: dict[Any, Any], copied: dict[Any, Any]) -> None:
-    """Makes attributes of a copy its entries again, where the entries of a dict are its attributes, too.
+    """Make attributes of a copy its entries again, where the entries of a dict are its attributes, too.
 
     With `self.__dict__ = self`, each entry is an attribute. Pickle makes two dicts of that, with the same objects.
     """
@@ -479,7 +494,7 @@ def _join_attributes(value: dict[Any, Any], copied: dict[Any, Any]) -> None:
 
 
 def list_children(value: Any) -> Iterator[tuple[Any, Callable[[Any], None]]]:
-    """The parts of an object that can be replaced, each with the function that does it."""
+    """Yield the parts of an object that can be replaced, each with the function that does it."""
     if isinstance(value, type):
         return
     if isinstance(value, dict):

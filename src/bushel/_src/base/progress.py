@@ -46,7 +46,7 @@ _in_main_process = True
 
 
 def silence_worker() -> None:
-    """Shows no progress in this process from now on: it is a worker, and its parent owns the terminal."""
+    """Show no progress in this process from now on: it is a worker, and its parent owns the terminal."""
     global _in_main_process
     _in_main_process = False
 
@@ -75,7 +75,7 @@ def on_progress(callback: Callback | None) -> Iterator[None]:
 
 
 def without_progress(function: Callable[..., T]) -> Callable[..., T]:
-    """The function, without bars of its own: for parts of some work that has a bar already."""
+    """Return the function, without bars of its own: for parts of some work that has a bar already."""
 
     @functools.wraps(function)
     def call(*arguments: Any) -> T:
@@ -121,7 +121,7 @@ class Progress:
         self._first = 0
 
     def show(self, done: int, total: int | None = None) -> None:
-        """Shows that `done` parts are done. Most calls draw nothing: it may be called for every part.
+        """Show that `done` parts are done. Most calls draw nothing: it may be called for every part.
 
         Args:
           done: the number of parts that are done, from the beginning.
@@ -139,7 +139,7 @@ class Progress:
             self._begin(done)
 
     def _begin(self, done: int) -> None:
-        """Draws the bar for the first time; or, where none can be drawn, writes a log line if it is time for one."""
+        """Draw the bar for the first time; or, where none can be drawn, writes a log line if it is time for one."""
         now = time.monotonic()
         if self._begun is None:
             self._begun, self._first, self._next_log = now, done, now + _FIRST_LOG_S
@@ -177,7 +177,7 @@ class Progress:
         return f"{done:,} of {self.total:,} ({done / max(1, self.total):.0%}){left}"
 
     def say(self, text: str) -> None:
-        """Shows a text after the bar, or logs it."""
+        """Show a text after the bar, or logs it."""
         if self._quiet or self._callback is not None:
             return
         if not _is_drawn():
@@ -190,7 +190,7 @@ class Progress:
             self._bar.set_postfix_str(text)
 
     def end(self) -> None:
-        """Ends the line of the bar, so that other output begins on a new one. Calling it again does nothing."""
+        """End the line of the bar, so that other output begins on a new one. Calling it again does nothing."""
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.close()
@@ -206,7 +206,9 @@ class Progress:
 
 @functools.cache
 def _bar_class() -> Any:
-    """tqdm's bar for a terminal or a notebook. tqdm is imported at the first bar, since importing it takes a while."""
+    """Return tqdm's bar for a terminal or a notebook. tqdm is imported at the first bar, since importing it takes a
+    while.
+    """
     with warnings.catch_warnings():
         # In a notebook without ipywidgets tqdm warns, and draws the bar as text. That is good enough.
         warnings.simplefilter("ignore")
@@ -223,7 +225,9 @@ def _bar_class() -> Any:
 
 
 def _has_no_size() -> bool:
-    """Whether the terminal says that it has no columns, as that of a container may. tqdm would draw an empty line."""
+    """Return whether the terminal says that it has no columns, as that of a container may. tqdm would draw an empty
+    line.
+    """
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns == 0
     except (OSError, ValueError):
@@ -231,7 +235,7 @@ def _has_no_size() -> bool:
 
 
 def _is_drawn() -> bool:
-    """Whether a line can be drawn again in its place: on a terminal, or in a notebook."""
+    """Return whether a line can be drawn again in its place: on a terminal, or in a notebook."""
     shell = sys.modules.get("IPython")
     if shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell":
         return True
@@ -262,7 +266,7 @@ class Written:
     skipped: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """Return the same as plain data, for JSON."""
         return {"path": self.path, "files": list(self.files), "elements": self.elements, "skipped": self.skipped}
 
     def __repr__(self) -> str:

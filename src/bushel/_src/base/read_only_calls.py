@@ -74,11 +74,14 @@ class ReadOnlyFunction:
         """Whether the function uses anything beside its arguments."""
 
     def proves(self, rows: Sequence[Any]) -> bool:
-        """Whether calls with these elements only read. It looks at all of them, and at the globals as they are now."""
+        """Return whether calls with these elements only read.
+
+        It looks at all of them, and at the globals as they are now.
+        """
         return self.knows_loads() and are_known(rows)
 
     def knows_loads(self) -> bool:
-        """Whether all that the function uses beside its arguments is of known types now."""
+        """Return whether all that the function uses beside its arguments is of known types now."""
         if not self.has_loads:
             return True
         function, loads = self._function, self._loads
@@ -103,7 +106,10 @@ class ReadOnlyFunction:
 
 @functools.lru_cache(maxsize=1024)
 def _is_known_of_numpy(path: _Path, in_call: bool) -> bool:
-    """Whether a function may use the object that these attributes of NumPy lead to. NumPy's names do not change."""
+    """Return whether a function may use the object that these attributes of NumPy lead to.
+
+    NumPy's names do not change.
+    """
     value: Any = np
     for name in path:
         if type(value) is not types.ModuleType or value.__name__.partition(".")[0] != "numpy":
@@ -116,7 +122,10 @@ _UNKNOWN = object()
 
 
 def _is_known_value(value: Any, in_call: bool) -> bool:
-    """Whether a function may use an object beside its arguments. A method may write into an array that it gets."""
+    """Return whether a function may use an object beside its arguments.
+
+    A method may write into an array that it gets.
+    """
     kind = type(value)  # not `isinstance`, which asks the object
     if kind in IMMUTABLE or (kind is type and value in _TYPES) or issubclass(kind, np.dtype):
         return True
@@ -124,7 +133,7 @@ def _is_known_value(value: Any, in_call: bool) -> bool:
 
 
 def find_reading(function: Any) -> ReadOnlyFunction | None:
-    """The proof that a function only reads, for elements of known types; None if its code does not tell.
+    """Return the proof that a function only reads, for elements of known types; None if its code does not tell.
 
     >>> reading = find_reading(lambda x: {"image": x["image"].astype(np.float32) / 255, "label": x["label"] + 1})
     >>> reading.proves([{"image": np.zeros(2, np.uint8), "label": 3}])
@@ -142,7 +151,7 @@ def find_reading(function: Any) -> ReadOnlyFunction | None:
 
 @functools.lru_cache(maxsize=1024)
 def _find_loads(code: types.CodeType) -> _Loads | None:
-    """What code loads beside its arguments; None if it may do more than read."""
+    """Return what code loads beside its arguments; None if it may do more than read."""
     called = 0  # methods whose arguments are being computed
     keywords: Any = ()
     before: Any = None
@@ -200,7 +209,9 @@ class RowsOfKnownTypes(list[Any]):
 
 
 def are_known(rows: Sequence[Any]) -> bool:
-    """Whether elements consist of numbers, texts, arrays of such, dicts, lists and tuples alone. Keys do not count.
+    """Return whether elements consist of numbers, texts, arrays of such, dicts, lists and tuples alone.
+
+    Keys do not count.
 
     >>> are_known([{"a": np.zeros(2)}, {"a": [1, 2]}]), are_known([{"a": np.zeros(1, object)}])
     (True, False)
@@ -238,7 +249,7 @@ _find_objects = operator.attrgetter("dtype.hasobject")
 
 
 def _has_objects(rows: Sequence[Any]) -> bool:
-    """Whether one of the arrays among `rows` holds Python objects."""
+    """Return whether one of the arrays among `rows` holds Python objects."""
     are_arrays = map(operator.is_, map(type, rows), itertools.repeat(np.ndarray))
     return any(map(_find_objects, itertools.compress(rows, are_arrays)))
 

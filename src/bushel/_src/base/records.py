@@ -28,7 +28,7 @@ class RecordMetadata:
     rng: np.random.Generator | None = None
 
     def remove_record_key(self) -> RecordMetadata:
-        """The same without `record_key`, for an element that was made of several records."""
+        """Return the same without `record_key`, for an element that was made of several records."""
         return self if self.record_key is None else dataclasses.replace(self, record_key=None)
 
     def __str__(self) -> str:

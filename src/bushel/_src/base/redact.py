@@ -98,7 +98,7 @@ _DEPTH = 6
 
 
 def show(path: str | os.PathLike[str]) -> str:
-    """A path or URL as messages name it: without user and password, query and fragment.
+    """Return a path or URL as messages name it: without user and password, query and fragment.
 
     >>> show("https://me:secret@host/train.bag?X-Amz-Signature=ab12")
     'https://...@host/train.bag?...'
@@ -109,7 +109,7 @@ def show(path: str | os.PathLike[str]) -> str:
 
 
 def remove_query(path: str) -> str:
-    """A path or URL that tells where a file lies, and stays the same when the address is signed again.
+    """Return a path or URL that tells where a file lies, and stays the same when the address is signed again.
 
     >>> remove_query("https://host/cat/1.jpg?sig=ab12")
     'https://host/cat/1.jpg'
@@ -118,12 +118,14 @@ def remove_query(path: str) -> str:
 
 
 def identify_path(path: str) -> str:
-    """A path or URL for fingerprints: as `remove_query`, with a digest of the parameters that choose an object."""
+    """Return a path or URL for fingerprints: as `remove_query`, with a digest of the parameters that choose an
+    object.
+    """
     return "::".join(remove_query(part) + _choice(_cut(part)[1]) for part in _split_chain(path))
 
 
 def base_name(path: str) -> str:
-    """The last part of a path or URL, as messages show it.
+    """Return the last part of a path or URL, as messages show it.
 
     >>> base_name("https://host/train.bag?X-Amz-Credential=AKIA/2025")
     'train.bag'
@@ -132,7 +134,7 @@ def base_name(path: str) -> str:
 
 
 def object_name(path: str) -> str:
-    """The last part of a path or URL for fingerprints: the same for every signature of one object.
+    """Return the last part of a path or URL for fingerprints: the same for every signature of one object.
 
     Parameters that choose an object (`?id=3`, `?versionId=x`) are part of it, as a digest; those that sign are not.
 
@@ -145,7 +147,8 @@ def object_name(path: str) -> str:
 
 
 def clean(text: str, secrets: Iterable[str] = ()) -> str:
-    """A text that others wrote, such as the message of a store, without the secrets that can be recognised in it.
+    """Return a text that others wrote, such as the message of a store, without the secrets that can be recognised in
+    it.
 
     Args:
       text: any text.
@@ -163,7 +166,7 @@ def clean(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def secrets_of(path: Any = "", options: Any = None) -> list[str]:
-    """What a text about this path and these options of its store must not show; the longest first."""
+    """Return what a text about this path and these options of its store must not show; the longest first."""
     found = set(_of_url(os.fspath(path)) if isinstance(path, (str, os.PathLike)) else ())
     found.update(_of_options(options or {}, 0))
     found.discard("")
@@ -171,7 +174,7 @@ def secrets_of(path: Any = "", options: Any = None) -> list[str]:
 
 
 def scrub(error: BaseException, secrets: Iterable[str] = ()) -> BaseException:
-    """An exception without secrets in its text, its notes, and the exceptions that it is chained to.
+    """Return an exception without secrets in its text, its notes, and the exceptions that it is chained to.
 
     Exceptions are changed in place. One that makes its text in a way of its own is replaced by another that says the
     same.
@@ -180,7 +183,10 @@ def scrub(error: BaseException, secrets: Iterable[str] = ()) -> BaseException:
 
 
 def call_guarded(call: Callable[[], T], path: Any, options: Any) -> T:
-    """What a call of another library gives. If it fails, its error comes without the secrets of path and options."""
+    """Return what a call of another library gives.
+
+    If it fails, its error comes without the secrets of path and options.
+    """
     try:
         return call()
     except BaseException as error:
@@ -207,7 +213,7 @@ class Options(dict[str, Any]):
 
 
 def _split_chain(path: str) -> list[str]:
-    """The parts of a chain of fsspec; a single path or URL is the only part."""
+    """Return the parts of a chain of fsspec; a single path or URL is the only part."""
     return _CHAIN.split(path) if "::" in path else [path]
 
 
@@ -218,7 +224,7 @@ def _object_name(path: str) -> str:
 
 
 def _choice(query: str) -> str:
-    """A digest of the parameters that choose an object; nothing where there are none."""
+    """Return a digest of the parameters that choose an object; nothing where there are none."""
     chosen = sorted(entry for entry in _parameters(query) if not _SIGNING.fullmatch(entry[0]))
     return f"?{hashlib.blake2b(repr(chosen).encode(), digest_size=8).hexdigest()}" if chosen else ""
 
@@ -229,7 +235,7 @@ def _shown(url: str) -> str:
 
 
 def _cut(url: str) -> tuple[str, str]:
-    """An address without user and password, and its query and fragment. A local path is all address."""
+    """Return an address without user and password, and its query and fragment. A local path is all address."""
     found = _SCHEME.match(url) if ":" in url else None
     if found is None:
         return url, ""
@@ -251,14 +257,14 @@ def _hide_signing(found: re.Match[str]) -> str:
 
 
 def _decoded(url: str) -> str:
-    """A URL whose scheme was encoded, as those are that stand in the query of another."""
+    """Return a URL whose scheme was encoded, as those are that stand in the query of another."""
     while _SCHEME.match(url) is None and (plain := urls.unquote(url)) != url:
         url = plain
     return url
 
 
 def _user(scheme: str, rest: str) -> str:
-    """What stands before the @ of an address, if it may be secret."""
+    """Return what stands before the @ of an address, if it may be secret."""
     found = _USER.match(rest)
     if found is None or (scheme.lower() in _CONTAINER_FIRST and not _COLON.search(found.group(1))):
         return ""
@@ -276,7 +282,7 @@ _NEEDED_BEFORE_EQUALS = ("authorization", "x-", "key", "access", "secret", "pass
 
 
 def _may_match(text: str) -> bool:
-    """Whether a pattern of `clean` or `_without_pairs` could match. Each needs one of the texts above.
+    """Return whether a pattern of `clean` or `_without_pairs` could match. Each needs one of the texts above.
 
     Most texts need no pattern at all, and to compile them takes 2 ms: as long as all the rest of a small job.
     """
@@ -296,7 +302,7 @@ def _without_pairs(text: str) -> str:
 
 
 def _pattern(secret: str) -> _Pattern:
-    """A secret as it is, and as it reads in URLs and in headers."""
+    """Return a secret as it is, and as it reads in URLs and in headers."""
     import base64  # for errors alone: `import bushel` stays light
 
     quoted = {
@@ -366,7 +372,7 @@ def _scrubbed(error: BaseException, secrets: list[str], done: dict[int, BaseExce
 
 
 def _reworded(error: BaseException, secrets: list[str]) -> BaseException:
-    """The exception itself with clean words, or one in its place."""
+    """Return the exception itself with clean words, or one in its place."""
     notes = [clean(str(note), secrets) for note in getattr(error, "__notes__", ())]
     try:
         said = str(error)

@@ -35,7 +35,7 @@ class Generators:
         self._state = state
 
     def at(self, index: int, op_seed: int = 0) -> np.random.Generator:
-        """The generator, set to the start of the stream of `index`."""
+        """Return the generator, set to the start of the stream of `index`."""
         self._counter[2] = op_seed
         self._counter[3] = index & _WORD
         self._bits.state = self._state
@@ -53,7 +53,7 @@ class _Key:
 
 
 def make_generator(key: int) -> np.random.Generator:
-    """The same as `Generator(Philox(key=key))` in half the time: Philox would ask the system for a seed first.
+    """Return the same as `Generator(Philox(key=key))` in half the time: Philox would ask the system for a seed first.
 
     >>> float(make_generator(7).random())
     0.8720734548204873
@@ -91,7 +91,7 @@ class RngPool:
         return (RngPool, (self._seed,))
 
     def _borrow(self) -> Generators:
-        """Generators that only the caller uses, until `give_back`."""
+        """Return generators that only the caller uses, until `give_back`."""
         with self._lock:
             return self._free.pop() if self._free else Generators(self._seed)
 
@@ -100,14 +100,14 @@ class RngPool:
             self._free.append(generators)
 
     def acquire_rng(self, index: int, *, op_seed: int = 0) -> np.random.Generator:
-        """A generator at the start of the stream of `index`, for the caller until `release_rng`."""
+        """Return a generator at the start of the stream of `index`, for the caller until `release_rng`."""
         generators = self._borrow()
         rng = generators.at(index, op_seed)
         self._lent[id(rng)] = generators
         return rng
 
     def release_rng(self, rng: np.random.Generator) -> None:
-        """Gives a generator back for reuse."""
+        """Give a generator back for reuse."""
         generators = self._lent.pop(id(rng), None)
         if generators is None:
             raise ValueError("release_rng takes a generator that acquire_rng of the same pool returned, and only once.")
@@ -115,7 +115,7 @@ class RngPool:
 
 
 def derive(seeds_and_depths: Sequence[tuple[int, int]]) -> int:
-    """The seed of an operation, from the seeds above it and how far away they are, nearest first.
+    """Return the seed of an operation, from the seeds above it and how far away they are, nearest first.
 
     >>> derive([(42, 1)])
     3329053876

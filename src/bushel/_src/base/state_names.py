@@ -27,7 +27,7 @@ unnamed: set[str] = set()
 
 
 def in_states(name: str, keys: Mapping[str, str | None] | None = None) -> Callable[[_T], _T]:
-    """Gives a class or a function the name that states know it by.
+    """Give a class or a function the name that states know it by.
 
     >>> @in_states("Example", {"_size": "Example.size", "_lock": None})
     ... class Operation:
@@ -52,12 +52,12 @@ def in_states(name: str, keys: Mapping[str, str | None] | None = None) -> Callab
 
 
 def list_entries() -> list[StateName]:
-    """All classes and functions of the loaded modules that have a constant."""
+    """Return all classes and functions of the loaded modules that have a constant."""
     return list(_entries.values())
 
 
 def find_name(named: Any) -> str | None:
-    """The constant of a class or function of ours; None for one of the user's or of a library."""
+    """Return the constant of a class or function of ours; None for one of the user's or of a library."""
     entry = _entries.get(id(named))
     if entry is None and _is_of_library(named):
         unnamed.add(f"{named.__module__}.{named.__qualname__}")
@@ -65,12 +65,14 @@ def find_name(named: Any) -> str | None:
 
 
 def name_of(kind: type) -> str:
-    """What a digest calls a class: the constant of a class of ours, otherwise the name in its program."""
+    """Return what a digest calls a class: the constant of a class of ours, otherwise the name in its program."""
     return find_name(kind) or kind.__qualname__
 
 
 def list_bases(kind: type) -> list[type]:
-    """The bases of a class, without those of ours that have no constant: the ones with a constant stand for them."""
+    """Return the bases of a class, without those of ours that have no constant: the ones with a constant stand for
+    them.
+    """
     bases = kind.__mro__
     if not any(id(base) in _entries for base in bases):
         return list(bases)
@@ -78,7 +80,7 @@ def list_bases(kind: type) -> list[type]:
 
 
 def rename_keys(kind: type, attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of an object of this class, under the keys that digests know."""
+    """Return the attributes of an object of this class, under the keys that digests know."""
     for base in kind.__mro__:
         entry = _entries.get(id(base))
         if entry is not None and entry.keys:
@@ -99,7 +101,7 @@ Member = TypeVar("Member")
 
 
 def overridable(member: Member) -> Member:
-    """Marks a method that has a documented default. A subclass may replace it; no other method with a body may be
+    """Mark a method that has a documented default. A subclass may replace it; no other method with a body may be
     replaced.
     """
     return member

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 def as_text(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, width: int | None = None) -> str:
-    """A table in columns, the first `left` of them aligned to the left and the others to the right.
+    """Return a table in columns, the first `left` of them aligned to the left and the others to the right.
 
     With a `width`, cells of the first and the last column are broken into several lines where the table is wider.
 
@@ -37,7 +37,7 @@ def as_text(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
 
 
 def as_html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same as an HTML table. Texts are escaped.
+    """Return the same as an HTML table. Texts are escaped.
 
     >>> as_html(["a"], [["<b>"]])
     '<table><tr><th>a</th></tr><tr><td><code>&lt;b&gt;</code></td></tr></table>'
@@ -49,7 +49,7 @@ def as_html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def paragraph(text: str) -> str:
-    """A text as an HTML paragraph, with its line breaks.
+    """Return a text as an HTML paragraph, with its line breaks.
 
     >>> paragraph("a < b")
     '<p>a &lt; b</p>'
@@ -58,12 +58,12 @@ def paragraph(text: str) -> str:
 
 
 def find_width() -> int:
-    """How wide a printed table may be: as the terminal, or 120 where there is none."""
+    """Return how wide a printed table may be: as the terminal, or 120 where there is none."""
     return max(60, shutil.get_terminal_size((120, 24)).columns)
 
 
 def _break_cells(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
-    """The rows with long cells of the first and the last column broken, each into further rows."""
+    """Return the rows with long cells of the first and the last column broken, each into further rows."""
     if not rows or (max(len("  ".join(row)) for row in (head, *rows)) <= width and _measure(head, rows) <= width):
         return list(rows)
     between = _measure([""] * (len(head) - 2), [row[1:-1] for row in (head, *rows)]) + 4 if len(head) > 2 else 2
@@ -79,13 +79,16 @@ def _break_cells(head: Sequence[str], rows: Sequence[Sequence[str]], width: int)
 
 
 def _measure(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """How wide a table is."""
+    """Return how wide a table is."""
     columns = list(zip(head, *rows, strict=True))
     return sum(max(map(len, column)) for column in columns) + 2 * (len(columns) - 1)
 
 
 def _break(text: str, width: int) -> list[str]:
-    """The lines of a cell, broken after commas where that is possible. Lines after the first are indented by one."""
+    """Return the lines of a cell, broken after commas where that is possible.
+
+    Lines after the first are indented by one.
+    """
     if len(text) <= width:
         return [text]
     lines: list[str] = []

@@ -31,7 +31,7 @@ class Map(abc.ABC):
 
     @abc.abstractmethod
     def map(self, element: Any, /) -> Any:
-        """Returns the new element."""
+        """Return the new element."""
 
 
 @public("bushel.transforms")
@@ -49,7 +49,7 @@ class RandomMap(abc.ABC):
 
     @abc.abstractmethod
     def random_map(self, element: Any, rng: np.random.Generator, /) -> Any:
-        """Returns the new element. All randomness must come from `rng`."""
+        """Return the new element. All randomness must come from `rng`."""
 
 
 @public("bushel.transforms")
@@ -67,7 +67,7 @@ class MapWithIndex(abc.ABC):
 
     @abc.abstractmethod
     def map_with_index(self, index: int, element: Any, /) -> Any:
-        """Returns the new element at `index`."""
+        """Return the new element at `index`."""
 
 
 @public("bushel.transforms")
@@ -77,7 +77,7 @@ class TfRandomMap(abc.ABC):
 
     @abc.abstractmethod
     def np_random_map(self, element: Any, rng: np.random.Generator, /) -> Any:
-        """Returns the new element. All randomness must come from `rng`."""
+        """Return the new element. All randomness must come from `rng`."""
 
 
 @public("bushel.transforms")
@@ -95,7 +95,7 @@ class Filter(abc.ABC):
 
     @abc.abstractmethod
     def filter(self, element: Any, /) -> bool:
-        """Returns True to keep an element."""
+        """Return True to keep an element."""
 
 
 @public("bushel.transforms")
@@ -116,7 +116,7 @@ class FlatMap(abc.ABC):
 
     @abc.abstractmethod
     def flat_map(self, element: Any, /) -> Sequence[Any]:
-        """Returns the elements that `element` becomes."""
+        """Return the elements that `element` becomes."""
 
 
 @public("bushel")
@@ -147,11 +147,11 @@ class DatasetSelectionMap(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Returns the length of the resulting dataset."""
+        """Return the length of the resulting dataset."""
 
     @abc.abstractmethod
     def __getitem__(self, index: int) -> tuple[int, int]:
-        """Returns the dataset that serves `index`, and the index in that dataset."""
+        """Return the dataset that serves `index`, and the index in that dataset."""
 
 
 Transformation = Batch | Map | RandomMap | TfRandomMap | Filter | FlatMap | MapWithIndex
@@ -161,7 +161,7 @@ Transformations = Sequence[Transformation]
 
 
 def method(transform: Any, kind: type, name: str) -> Callable[..., Any]:
-    """The function to call: the method of a transform class, or the callable itself."""
+    """Return the function to call: the method of a transform class, or the callable itself."""
     if isinstance(transform, kind):
         return getattr(transform, name)
     if callable(transform):
@@ -173,7 +173,7 @@ def method(transform: Any, kind: type, name: str) -> Callable[..., Any]:
 
 
 def _suggest_function(value: Any, name: str) -> str:
-    """What to write instead of something that is not a function."""
+    """Return what to write instead of something that is not a function."""
     if isinstance(value, str):
         return f" Write `{name}(lambda element: element[{value!r}])`."
     if name == "filter":
@@ -184,7 +184,9 @@ def _suggest_function(value: Any, name: str) -> str:
 
 
 def short_name(transform: Any) -> str:
-    """The name of a transformation in a printed pipeline: that of a function, or the repr of an object that has one."""
+    """Return the name of a transformation in a printed pipeline: that of a function, or the repr of an object that has
+    one.
+    """
     named = getattr(transform, "__name__", None)
     if named is not None:
         return named
@@ -194,14 +196,16 @@ def short_name(transform: Any) -> str:
 
 
 def show_value(value: Any) -> str:
-    """The repr of an object whose class defines one, else the name of the class; without addresses and secrets."""
+    """Return the repr of an object whose class defines one, else the name of the class; without addresses and
+    secrets.
+    """
     if type(value).__repr__ is object.__repr__:
         return type(value).__name__
     return redact.clean(remove_addresses(repr(value)))
 
 
 def remove_addresses(text: str) -> str:
-    """A repr that is the same in every process: without addresses, and with the members of sets sorted.
+    """Return a repr that is the same in every process: without addresses, and with the members of sets sorted.
 
     >>> remove_addresses("Source(<Decoder object at 0x7f3a2c01>, labels={'b', 'a'}, seed=0xff, buffer=0x7f3a2c01d2e0)")
     "Source(<Decoder object>, labels={'a', 'b'}, seed=0xff, buffer=)"
@@ -214,7 +218,7 @@ def remove_addresses(text: str) -> str:
 
 
 def locate_transform(transform: Any) -> str:
-    """`name @ file:line` of a transformation, as far as it is known."""
+    """Return `name @ file:line` of a transformation, as far as it is known."""
     name = short_name(transform)
     code = getattr(inspect.unwrap(transform) if callable(transform) else transform, "__code__", None)
     if code is None:

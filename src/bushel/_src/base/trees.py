@@ -23,7 +23,9 @@ _LEAVES = frozenset({np.ndarray, int, float, complex, bool, str, bytes, bytearra
 
 
 def children(tree: Any) -> tuple[list[Any], Rebuild] | None:
-    """The parts of a container, and a function that builds such a container from other parts; None for a leaf."""
+    """Return the parts of a container, and a function that builds such a container from other parts; None for a
+    leaf.
+    """
     kind = type(tree)
     if kind in _LEAVES or isinstance(tree, np.generic):
         return None
@@ -62,7 +64,7 @@ def _registered(tree: Any) -> tuple[list[Any], Rebuild] | None:
 
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """`tree` with each leaf replaced by `function(leaf, and its counterparts in `others`)`."""
+    """Return `tree` with each leaf replaced by `function(leaf, and its counterparts in `others`)`."""
     if not others:  # a faster way for the usual trees
         if type(tree) is np.ndarray:
             return function(tree)
@@ -81,7 +83,7 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def flatten(tree: Any) -> tuple[list[Any], Rebuild]:
-    """The leaves, and a function that builds a tree of the same structure from other leaves."""
+    """Return the leaves, and a function that builds a tree of the same structure from other leaves."""
     parts = children(tree)
     if parts is None:
         return [tree], lambda leaves: next(iter(leaves))
@@ -98,7 +100,7 @@ def flatten(tree: Any) -> tuple[list[Any], Rebuild]:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The leaves, in the order of the containers."""
+    """Return the leaves, in the order of the containers."""
     return flatten(tree)[0]
 
 
@@ -133,7 +135,7 @@ def _children_like(model: Any, model_parts: list[Any], other: Any) -> list[Any]:
 
 
 def describe(tree: Any) -> str:
-    """A tree with shapes and dtypes for leaves, as it reads in messages.
+    """Return a tree with shapes and dtypes for leaves, as it reads in messages.
 
     >>> describe({"image": np.zeros((28, 28), np.uint8), "label": 3})
     "{'image': uint8[28, 28], 'label': int}"

@@ -28,7 +28,7 @@ COMMANDS = (add_view, add_inspect, add_stats, add_bench, add_report, add_convert
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit code."""
+    """Run a command; returns the exit code."""
     words = Parser.words = sys.argv[1:] if arguments is None else list(arguments)
     own_words, script_arguments = split_arguments(words)
     parser = Parser(prog="bushel", description="Tools for data sets.")
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _describe_failure(error: BaseException, *, is_program: bool) -> str | None:
-    """An error as text: a sentence, or for an error in the user's code its traceback, from that code on.
+    """Return an error as text: a sentence, or for an error in the user's code its traceback, from that code on.
 
     None if Python should print it: an error that we did not expect, or the end of a program that `bushel run` runs.
     """

@@ -14,7 +14,7 @@ from bushel._src.cli.parser import Commands, add_storage_option, parse_setting
 
 
 def add_reencode(commands: Commands) -> None:
-    """Adds the parser of `bushel reencode`."""
+    """Add the parser of `bushel reencode`."""
     parser = commands.add_parser(
         "reencode",
         help="writes a LeRobot data set again, with its videos encoded anew",
@@ -38,7 +38,7 @@ def add_reencode(commands: Commands) -> None:
 
 
 def add_video_options(group: Any, without: str = "") -> None:
-    """Adds the options of videos that are written; `without` says what `--codec none` means, where it may be given."""
+    """Add the options of videos that are written; `without` says what `--codec none` means, where it may be given."""
     codecs = ("h264", "hevc", "av1", *(("none",) if without else ()))
     more = f"; {without}" if without else ""
     group.add_argument("--codec", default="h264", choices=codecs, help=f"of videos (default: h264{more})")
@@ -73,7 +73,7 @@ EPISODE_FORMATS = ("rlds", "lerobot")
 
 
 def add_convert(commands: Commands) -> None:
-    """Adds the parser of `bushel convert`."""
+    """Add the parser of `bushel convert`."""
     parser = commands.add_parser(
         "convert",
         help="converts record files, or episodes of robots, to another format",
@@ -167,7 +167,7 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _choose_converter(options: argparse.Namespace) -> Callable[..., Written]:
-    """What converts: processes of this machine, or actors of a Ray cluster."""
+    """Return what converts: processes of this machine, or actors of a Ray cluster."""
     if not options.ray:
         from bushel._src.sources.conversion import convert
 
@@ -181,7 +181,7 @@ def _choose_converter(options: argparse.Namespace) -> Callable[..., Written]:
 
 
 def _count_shards(options: argparse.Namespace) -> int:
-    """How many files a cluster writes."""
+    """Return how many files a cluster writes."""
     shards = options.shards or options.workers
     if shards is None:
         raise ValueError("--ray needs --shards: an actor writes one shard at a time, so make more shards than actors.")
@@ -189,7 +189,7 @@ def _count_shards(options: argparse.Namespace) -> int:
 
 
 def _open_cluster(options: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
-    """A block whose jobs run on a cluster, if the user asks for it."""
+    """Return a block whose jobs run on a cluster, if the user asks for it."""
     if not options.ray:
         return contextlib.nullcontext()
     from bushel._src.datasets import cluster_jobs as ray

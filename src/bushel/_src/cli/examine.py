@@ -13,7 +13,7 @@ from bushel._src.cli.parser import Commands, add_storage_option, parse_setting
 
 
 def add_inspect(commands: Commands) -> None:
-    """Adds the parser of `bushel inspect`."""
+    """Add the parser of `bushel inspect`."""
     parser = commands.add_parser(
         "inspect",
         help="shows what is in a file, a folder or a pipeline",
@@ -43,7 +43,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def add_stats(commands: Commands) -> None:
-    """Adds the parser of `bushel stats`."""
+    """Add the parser of `bushel stats`."""
     parser = commands.add_parser(
         "stats",
         help="computes statistics of a data set",
@@ -90,7 +90,7 @@ def _stats(options: argparse.Namespace) -> int:
 
 
 def add_bench(commands: Commands) -> None:
-    """Adds the parser of `bushel bench`."""
+    """Add the parser of `bushel bench`."""
     parser = commands.add_parser(
         "bench",
         help="measures how fast a pipeline is, and with how many workers",
@@ -139,7 +139,7 @@ if TYPE_CHECKING:
 
 
 def add_report(commands: Commands) -> None:
-    """Adds the parser of `bushel report`."""
+    """Add the parser of `bushel report`."""
     parser = commands.add_parser(
         "report",
         help="saves what is known of a data set, or of a run, as one HTML file",
@@ -209,7 +209,10 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _take_pictures(options: argparse.Namespace, given: Any, settings: dict[str, Any]) -> list[Picture]:
-    """Pictures of some elements. What keeps them from being read is in the report anyway: it is no error here."""
+    """Return pictures of some elements.
+
+    What keeps them from being read is in the report anyway: it is no error here.
+    """
     from bushel._src.inspection.file_facts import READ_ERRORS
     from bushel._src.inspection.html_report import take_pictures
     from bushel._src.view.session import Session

@@ -27,17 +27,17 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 def secrets_of_words(words: Sequence[str]) -> list[str]:
-    """The secrets in the URLs of a command line, which no message may show."""
+    """Return the secrets in the URLs of a command line, which no message may show."""
     return [secret for word in words for secret in redact.secrets_of(word)]
 
 
 def add_storage_option(parser: argparse.ArgumentParser, of: str = "of the store of the files") -> None:
-    """Adds `--storage-option`, which stands for `storage_options` of the Python call."""
+    """Add `--storage-option`, which stands for `storage_options` of the Python call."""
     parser.add_argument("--storage-option", action="append", default=[], metavar="NAME=VALUE", help=of)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Splits NAME=VALUE. A value that is JSON (a number, true) is parsed; any other is a text."""
+    """Split NAME=VALUE. A value that is JSON (a number, true) is parsed; any other is a text."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(
@@ -54,7 +54,7 @@ SCRIPT_COMMANDS = ("view", "inspect", "stats", "bench", "report")
 
 
 def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of the command, and the arguments of its script.
+    """Return the words of the command, and the arguments of its script.
 
     >>> split_arguments(["view", "train.py:ds", "--", "--batch", "8"])
     (['view', 'train.py:ds'], ['--batch', '8'])
@@ -68,7 +68,7 @@ def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def explain_unknown(options: argparse.Namespace, unknown: Sequence[str]) -> str:
-    """What to add to an error about words that a command does not know: they may be meant for its script."""
+    """Return what to add to an error about words that a command does not know: they may be meant for its script."""
     from bushel._src.view.scripts import (  # here: `bushel --help` does not need it
         is_python_target,
         is_script,
@@ -83,7 +83,7 @@ def explain_unknown(options: argparse.Namespace, unknown: Sequence[str]) -> str:
 
 
 def become_program(target: str | None) -> None:
-    """Lets a script find in this process what it finds under `python train.py`: its folder, and itself as `__main__`.
+    """Let a script find in this process what it finds under `python train.py`: its folder, and itself as `__main__`.
 
     At the front of `sys.path` is now the folder of the command `bushel`, which `python train.py` would not search.
     """
@@ -97,7 +97,7 @@ def become_program(target: str | None) -> None:
 
 
 def resolve_paths(options: argparse.Namespace) -> None:
-    """Makes the paths in the options of a command absolute if its target is a script, which may change the folder."""
+    """Make the paths in the options of a command absolute if its target is a script, which may change the folder."""
     if ".py:" not in (options.target or ""):
         return
     for name in ("output", "profile", "checkpoint", "tokenizer", "attach", "rerun"):
@@ -107,7 +107,10 @@ def resolve_paths(options: argparse.Namespace) -> None:
 
 
 def list_names(options: argparse.Namespace) -> bool:
-    """Whether the target is a Python file without a name in it. If so, this prints the names that the user can add."""
+    """Return whether the target is a Python file without a name in it.
+
+    If so, this prints the names that the user can add.
+    """
     from bushel._src.view.scripts import is_script, list_script  # here: `bushel --help` does not need it
 
     if options.target is None or not is_script(options.target):

@@ -16,7 +16,7 @@ from bushel._src.cli.parser import Commands, secrets_of_words
 
 
 def add_run(commands: Commands) -> None:
-    """Adds the parser of `bushel run`."""
+    """Add the parser of `bushel run`."""
     parser = commands.add_parser(
         "run",
         help="runs a program that was written for Grain, on Bushel",
@@ -48,7 +48,7 @@ _OURS = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 def _is_of_program(error: Exception) -> bool:
-    """Whether the program was running when the error was raised."""
+    """Return whether the program was running when the error was raised."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code is _execute.__code__ for frame, _ in frames)
 
@@ -80,7 +80,7 @@ def _is_module(name: str) -> bool:
 
 
 def _install(options: argparse.Namespace, folder: str) -> None:
-    """Lets `import grain` give Bushel, here and in the program's processes. The program sees its own arguments."""
+    """Let `import grain` give Bushel, here and in the program's processes. The program sees its own arguments."""
     grain_names.install()
     os.environ[grain_names.VARIABLE] = "1"
     sys.argv[:] = [options.script, *options.arguments]

@@ -84,10 +84,10 @@ class Dataset(abc.ABC, Generic[T_co]):
     @staticmethod
     @abc.abstractmethod
     def _explain_method_of_other_kind(name: str) -> str:
-        """The text of an AttributeError for a method that only the other kind of dataset has."""
+        """Return the text of an AttributeError for a method that only the other kind of dataset has."""
 
     def pipe(self, func: Callable[Concatenate[Self, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """`func(self, *args, **kwargs)`, so that functions on datasets chain like methods.
+        """Return `func(self, *args, **kwargs)`, so that functions on datasets chain like methods.
 
         >>> from bushel import MapDataset
         >>> def every_other(ds, start=0):
@@ -104,10 +104,10 @@ class Dataset(abc.ABC, Generic[T_co]):
 
     @abc.abstractmethod
     def __iter__(self) -> DatasetIterator[T_co]:
-        """Returns an iterator at the start."""
+        """Return an iterator at the start."""
 
     def element_spec(self) -> Any:
-        """Shapes and dtypes of the elements, as a tree of `ShapeDtypeStruct` objects. Nothing is read.
+        """Return shapes and dtypes of the elements, as a tree of `ShapeDtypeStruct` objects. Nothing is read.
 
         An operation with a function of yours raises NotImplementedError, unless its transformation has a method
         `output_spec(input_spec)`; `describe` reads an element where shapes are not known.
@@ -130,7 +130,9 @@ class Dataset(abc.ABC, Generic[T_co]):
         return graph_text.describe(self._node)._repr_html_()
 
     def describe(self) -> graph_text.Description:
-        """The steps of the pipeline with lengths and shapes. It reads one element if shapes are not known otherwise.
+        """Return the steps of the pipeline with lengths and shapes.
+
+        It reads one element if shapes are not known otherwise.
 
         A notebook shows a dataset as the same table, without reading. If a step fails, its row shows the error.
 
@@ -145,7 +147,9 @@ class Dataset(abc.ABC, Generic[T_co]):
         return graph_text.describe(self._node, _read_first_element)
 
     def show(self, index: int = 0, *, tokenizer: Any = None) -> shown.ShownElement:
-        """One element to look at: a notebook draws it, a terminal lists its parts. `bushel.view(ds)` shows them all.
+        """Return one element to look at: a notebook draws it, a terminal lists its parts.
+
+        `bushel.view(ds)` shows them all.
 
         Args:
           index: which element. A stream that cannot seek is read from its beginning up to it.
@@ -172,7 +176,7 @@ class Dataset(abc.ABC, Generic[T_co]):
         storage_options: Mapping[str, Any] | None = None,
         trust_source: bool = False,
     ) -> Written:
-        """Writes all elements into files in a folder. `bushel.sources.open(folder)` reads the same elements back.
+        """Write all elements into files in a folder. `bushel.sources.open(folder)` reads the same elements back.
 
         Elements are trees of dicts, lists and tuples with arrays, numbers, texts and bytes, all with the same keys and
         dtypes. If the run is interrupted, the next one continues after the last complete file.
@@ -211,7 +215,7 @@ class Dataset(abc.ABC, Generic[T_co]):
         )
 
     def to_arrow(self, *, workers: int | WorkerOptions | None = None) -> pyarrow.Table:
-        """All elements as a table of pyarrow, in memory. `MapDataset.source(table)` reads it.
+        """Return all elements as a table of pyarrow, in memory. `MapDataset.source(table)` reads it.
 
         A dict has a column for each key, a nested one `a.b` for each value. Arrays are lists. Any other element is the
         value of a column `value`. A table of the first elements is `ds.take(1000).to_arrow()`.
@@ -227,7 +231,7 @@ class Dataset(abc.ABC, Generic[T_co]):
         return element_tables.make_arrow_table(element_tables.read_columns(self._read_once("to_arrow", workers)))
 
     def to_pandas(self, *, workers: int | WorkerOptions | None = None) -> pandas.DataFrame:
-        """All elements as a frame of pandas, in memory. `MapDataset.source(frame)` reads it.
+        """Return all elements as a frame of pandas, in memory. `MapDataset.source(frame)` reads it.
 
         A dict has a column for each key, a nested one `a.b` for each value. An array is one object of its column. Any
         other element is the value of a column `value`. A frame of the first elements is `ds.take(1000).to_pandas()`.
@@ -243,7 +247,7 @@ class Dataset(abc.ABC, Generic[T_co]):
         return element_tables.make_pandas_frame(element_tables.read_columns(self._read_once("to_pandas", workers)))
 
     def _read_once(self, method: str, workers: int | WorkerOptions | None) -> Iterator[Any]:
-        """The elements in order, for a `method` that needs all of them."""
+        """Yield the elements in order, for a `method` that needs all of them."""
         any_node = self._node
         stream = streams.Elements(any_node) if isinstance(any_node, MapNode) else any_node
         if stream.length is not None and checks.is_endless(stream.length):
@@ -270,7 +274,7 @@ class Dataset(abc.ABC, Generic[T_co]):
             return hints.list_names(self)
 
         def __getattr__(self, name: str) -> Any:
-            """Explains a name that is missing. Python calls this only for missing names."""
+            """Explain a name that is missing. Python calls this only for missing names."""
             kind, others, ways_out = _kinds_of(self)
             of_other_kind = not name.startswith("_") and any(_has(other, name) for other in others)
             if of_other_kind and not _has(type(self), name):
@@ -279,22 +283,25 @@ class Dataset(abc.ABC, Generic[T_co]):
 
 
 def name_kind(value: Any) -> str:
-    """What a user would call a value: "a MapDataset" or "an IterDataset" for any class of these, else its own class."""
+    """Return what a user would call a value:
+
+    "a MapDataset" or "an IterDataset" for any class of these, else its own class.
+    """
     return name_kind_of(next((kind for kind in Dataset.__subclasses__() if isinstance(value, kind)), type(value)))
 
 
 def name_kind_of(kind: type) -> str:
-    """The name of a class with its article."""
+    """Return the name of a class with its article."""
     return f"{'an' if kind.__name__[0] in 'AEIOaeio' else 'a'} {kind.__name__}"
 
 
 def _has(kind: type, name: str) -> bool:
-    """Whether instances of a class have a name. `hasattr(kind, name)` also finds functions of its metaclass."""
+    """Return whether instances of a class have a name. `hasattr(kind, name)` also finds functions of its metaclass."""
     return any(name in each.__dict__ for each in kind.__mro__)
 
 
 def _kinds_of(dataset: Dataset) -> tuple[str, list[type[Dataset]], Mapping[str, str]]:
-    """The name of the kind of a dataset, the other kinds, and the ways out for names that this kind has not."""
+    """Return the name of the kind of a dataset, the other kinds, and the ways out for names that this kind has not."""
     others = [kind for kind in Dataset.__subclasses__() if not isinstance(dataset, kind)]
     name = name_kind(dataset).partition(" ")[2]
     return name, others, hints.ITER_DATASET if name == "IterDataset" else hints.MAP_DATASET
@@ -321,7 +328,7 @@ class DatasetMeta(abc.ABCMeta):
             return super().__repr__() if shown is None else f"<class 'bushel.{shown}'>"
 
         def __getattr__(cls, name: str) -> Any:
-            """Explains functions such as `from_tensor_slices`, which make a dataset in other libraries."""
+            """Explain functions such as `from_tensor_slices`, which make a dataset in other libraries."""
             kind = next((kind for kind in Dataset.__subclasses__() if issubclass(cls, kind)), cls)
             own = hints.ITER_DATASET if kind.__name__ == "IterDataset" else {}
             ways_out = {key: text.format("bushel.MapDataset") for key, text in hints.CLASS.items()}
@@ -334,7 +341,7 @@ def _names_of(kind: type, name: str) -> list[str]:
 
 
 def _explain_abstract(kind: type) -> str:
-    """What to write instead of `MapDataset([1, 2, 3])`, or into a subclass that lacks methods."""
+    """Return what to write instead of `MapDataset([1, 2, 3])`, or into a subclass that lacks methods."""
     methods = " and ".join(f"`{name}`" for name in sorted(kind.__abstractmethods__))
     if kind not in Dataset.__subclasses__():
         return (
@@ -349,12 +356,12 @@ def _explain_abstract(kind: type) -> str:
 
 @functools.singledispatch
 def wrap(any_node: Node) -> Any:
-    """The dataset of a node. Each kind of dataset registers itself for its kind of node."""
+    """Return the dataset of a node. Each kind of dataset registers itself for its kind of node."""
     raise TypeError(f"{any_node!r} is neither a MapNode nor a StreamNode.")
 
 
 def _read_first_element(any_node: Node) -> Any:
-    """Reads the first element after a step of a pipeline that is not missing; None where there is none."""
+    """Read the first element after a step of a pipeline that is not missing; None where there is none."""
     stream = streams.Elements(any_node) if isinstance(any_node, MapNode) else any_node
     assert isinstance(stream, StreamNode)
     # A new node, so that this is not counted as a pass over the user's dataset: see graph/usage_warnings.py.
@@ -363,7 +370,7 @@ def _read_first_element(any_node: Node) -> Any:
 
 
 def _read_element(any_node: Node, index: int) -> Any:
-    """Reads the element at `index` after a step. Raises IndexError past the end of a stream."""
+    """Read the element at `index` after a step. Raise IndexError past the end of a stream."""
     if isinstance(any_node, MapNode):
         return wrap(any_node)[index]
     assert isinstance(any_node, StreamNode)
@@ -380,7 +387,7 @@ def _read_element(any_node: Node, index: int) -> Any:
 
 
 def check_transform(transform: Any, kind: type, name: str) -> Any:
-    """Returns `transform`, unless it is neither a function nor a transformation of this kind."""
+    """Return `transform`, unless it is neither a function nor a transformation of this kind."""
     function = tf.method(transform, kind, name)
     if (arguments := code_inspection.explain_arguments(function, _ARGUMENTS[name][0])) is not None:
         shown = tf.short_name(transform)
@@ -413,7 +420,7 @@ _RETURNING = ("map", "map_with_index", "random_map", "filter", *_VALUES)
 
 
 def check_flat_map(transform: Any) -> tf.FlatMap:
-    """Returns `transform`, unless it is not a FlatMap."""
+    """Return `transform`, unless it is not a FlatMap."""
     if not isinstance(transform, tf.FlatMap):
         raise TypeError(
             f"`flat_map` takes a FlatMap transformation, which says its max_fan_out; "
@@ -423,7 +430,7 @@ def check_flat_map(transform: Any) -> tf.FlatMap:
 
 
 def derive_random_map_seed(dataset: Dataset, seed: int | None) -> int:
-    """The seed of a `random_map` after `dataset`: the given one, or the one that follows from `ds.seed(...)`."""
+    """Return the seed of a `random_map` after `dataset`: the given one, or the one that follows from `ds.seed(...)`."""
     chosen = node.default_seed((dataset._node,)) if seed is None else seed
     if chosen is None:
         raise ValueError(
@@ -434,7 +441,9 @@ def derive_random_map_seed(dataset: Dataset, seed: int | None) -> int:
 
 
 def derive_seed(dataset: Dataset, seed: int | None, what: str) -> int:
-    """The seed of the operation `what` after `dataset`: the given one, or the one that follows from `ds.seed(...)`."""
+    """Return the seed of the operation `what` after `dataset`: the given one, or the one that follows from
+    `ds.seed(...)`.
+    """
     chosen = node.default_seed((dataset._node,)) if seed is None else seed
     if chosen is None:
         raise ValueError(f"`{what}` requires a seed. Please provide it with `ds.seed(seed)` or `{what}(seed=...)`.")
@@ -442,7 +451,7 @@ def derive_seed(dataset: Dataset, seed: int | None, what: str) -> int:
 
 
 def apply_all(dataset: Any, transformations: Any) -> Any:
-    """One transformation after the other, each by its kind."""
+    """Return one transformation after the other, each by its kind."""
     if not isinstance(transformations, Sequence):
         transformations = (transformations,)
     for transform in transformations:

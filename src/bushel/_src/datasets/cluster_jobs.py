@@ -55,7 +55,7 @@ def convert(
     shards: int,
     **arguments: Any,
 ) -> Written:
-    """Converts record files on a Ray cluster, as `bushel convert` does on one machine.
+    """Convert record files on a Ray cluster, as `bushel convert` does on one machine.
 
     All machines must be able to read the sources and to write the target: both lie in a store, or on a shared disk.
 
@@ -82,7 +82,7 @@ def _read_actors(workers: int | RayOptions | None) -> RayOptions | None:
 
 
 def run_jobs(options: RayOptions, jobs: Sequence[WorkerJob], workers: int, report: Callable[[int], None]) -> None:
-    """Runs jobs on actors. If an actor dies, another one runs its job from the beginning."""
+    """Run jobs on actors. If an actor dies, another one runs its job from the beginning."""
     done = 0
     with PipelineIterator[int](Ahead(Elements(MapElements(SourceNode(list(jobs)), _run)), options)) as counts:
         for count in counts:

@@ -53,7 +53,7 @@ def column(
     storage_options: Mapping[str, Any] | None = None,
     trust_source: bool = False,
 ) -> Column:
-    """The column of `function` over the records of `node`; see `MapDataset.column`."""
+    """Return the column of `function` over the records of `node`; see `MapDataset.column`."""
     options = read_workers(workers)
     folder = None if cache_dir is None else folders.open_folder(cache_dir, storage_options)
     freeze(node)  # the nodes computed below may be copies of its nodes, with the same functions
@@ -98,7 +98,10 @@ def _compute_values(
 
 
 def _range_size(length: int) -> int:
-    """Elements of a piece, in which values are computed. It depends on the length alone, so that any run can go on."""
+    """Return elements of a piece, in which values are computed.
+
+    It depends on the length alone, so that any run can go on.
+    """
     return min(max(-(-length // _RANGES), 64), 1 << 16)
 
 
@@ -109,7 +112,7 @@ def _new_type(node: MapElements) -> ValueType:
 def _ranges(
     node: MapElements, begin: int, options: WorkerOptions | None, progress: Progress
 ) -> Iterator[tuple[int, int, SortedValuesOfRange]]:
-    """Values from piece `begin` on: here as long as that is quick, then in worker processes.
+    """Yield values from piece `begin` on: here as long as that is quick, then in worker processes.
 
     Gives the first element of each piece, how many it has, and its values.
     """
@@ -163,7 +166,7 @@ class _WithAValue:
 def _save(
     folder: Folder, whole: str, parts: str, node: MapElements, options: WorkerOptions | None, progress: Progress
 ) -> None:
-    """Computes what is missing, part by part, then puts the parts together. Only what is whole has its name.
+    """Compute what is missing, part by part, then put the parts together. Only what is whole has its name.
 
     In a store two processes may compute the same column at the same time. Their values are the same, and neither
     removes a part that the other may still need.
@@ -214,7 +217,9 @@ def _save(
 
 
 def _parts_done(folder: Folder, parts: str, length: int, size: int) -> list[tuple[str, int, np.ndarray]]:
-    """The saved parts from the first record on without a gap: the name of each, where it ends, and its values."""
+    """Return the saved parts from the first record on without a gap: the name of each, where it ends, and its
+    values.
+    """
     found = []
     end = 0
     for name in folder.names(parts):
@@ -233,7 +238,7 @@ def _parts_done(folder: Folder, parts: str, length: int, size: int) -> list[tupl
 
 
 def _kept(folder: Folder, name: str, length: int, *, warn: bool = True) -> np.ndarray | None:
-    """The values of a file that is there and whole; None where they have to be computed (again)."""
+    """Return the values of a file that is there and whole; None where they have to be computed (again)."""
     try:
         return _loaded(folder, name, length, verify=True)
     except FileNotFoundError:
@@ -261,12 +266,12 @@ _MORE = {"pack": ", length", "bucket": ", boundaries, batch_sizes", "sample": ",
 
 
 def compute_values(values: Any, node: MapNode) -> Any:
-    """`values`, or their column over the elements of `node` if they are a function of an element."""
+    """Return `values`, or their column over the elements of `node` if they are a function of an element."""
     return column(node, values) if callable(values) or isinstance(values, Map) else values
 
 
 def bind_column(values: Any, node: MapNode, what: str) -> Column:
-    """`values` as a column with a value for every element of `node`.
+    """Return `values` as a column with a value for every element of `node`.
 
     They are a function, a column, or an array with one entry per element. `what` names the operation in messages.
     """
@@ -300,7 +305,7 @@ def bind_column(values: Any, node: MapNode, what: str) -> Column:
 
 
 def check_mask(values: Any, node: MapNode) -> Column:
-    """`values` as a column of bools, for `where`."""
+    """Return `values` as a column of bools, for `where`."""
     column = bind_column(values, node, "where")
     if column.dtype != bool or any(part.values.ndim != 1 for part in column._parts):
         raise TypeError(
@@ -310,7 +315,7 @@ def check_mask(values: Any, node: MapNode) -> Column:
 
 
 def check_weights(values: Any, node: MapNode) -> Column:
-    """`values` as a column of weights, for `sample`."""
+    """Return `values` as a column of weights, for `sample`."""
     column = _check_numbers(values, node, "sample")
     weights = column.values
     if len(weights) and (not np.isfinite(weights).all() or (weights < 0).any() or not weights.any()):
@@ -322,7 +327,7 @@ def check_weights(values: Any, node: MapNode) -> Column:
 
 
 def check_sortable(values: Any, node: MapNode) -> Column:
-    """`values` as a column of numbers without NaN, for `order_by`."""
+    """Return `values` as a column of numbers without NaN, for `order_by`."""
     column = _check_numbers(values, node, "order_by")
     unknown = np.flatnonzero(np.isnan(column.values))
     if len(unknown):
@@ -331,7 +336,7 @@ def check_sortable(values: Any, node: MapNode) -> Column:
 
 
 def check_groups(values: Any, node: MapNode, whole: MapNode) -> np.ndarray:
-    """The value of each element of `node` by which `split` keeps elements together.
+    """Return the value of each element of `node` by which `split` keeps elements together.
 
     `node` is the step of the pipeline `whole` that is split, where each epoch has the same elements in the same order.
     A function is called with the elements of `whole`.
@@ -349,7 +354,7 @@ def check_groups(values: Any, node: MapNode, whole: MapNode) -> np.ndarray:
 
 
 def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
-    """The node of rows that are packed from the elements of `node`. `values` are the lengths of the elements."""
+    """Return the node of rows that are packed from the elements of `node`. `values` are the lengths of the elements."""
     if node.epochs is not Epochs.SAME:
         raise ValueError(
             f"After {node.call()} every epoch has another order, and packed in that order it would have another number "
@@ -371,7 +376,10 @@ def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
 
 
 def bucket_batches(node: MapNode, values: Any, options: BucketOptions) -> Bucket:
-    """The node of batches of elements with similar lengths. `values` are the lengths of the elements of `node`."""
+    """Return the node of batches of elements with similar lengths.
+
+    `values` are the lengths of the elements of `node`.
+    """
     if node.epochs is Epochs.DIFFERENT:
         raise ValueError(
             f"Epochs of {node.call()} are made of different records, so each would have another number of batches. "
@@ -388,7 +396,7 @@ def bucket_batches(node: MapNode, values: Any, options: BucketOptions) -> Bucket
 
 
 def _check_lengths(values: Any, node: MapNode, name: str) -> Column:
-    """The lengths of one feature: `values` itself, or its entry or field of that name."""
+    """Return the lengths of one feature: `values` itself, or its entry or field of that name."""
     if isinstance(values, Mapping):
         if name not in values:
             raise ValueError(f"`pack` needs lengths of {name!r}; it got lengths of {sorted(values)}.")

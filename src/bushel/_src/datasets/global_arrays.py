@@ -23,12 +23,12 @@ logger = logging.getLogger("bushel")
 
 
 def spans_processes(where: Any) -> bool:
-    """Whether a sharding, or one in a tree of shardings, has devices of other processes."""
+    """Return whether a sharding, or one in a tree of shardings, has devices of other processes."""
     return any(not sharding.is_fully_addressable for sharding in _shardings(where))
 
 
 def _as_shardings(where: Any) -> Any:
-    """What `to_device` takes, with a sharding in the place of each device; None is JAX's default device."""
+    """Return what `to_device` takes, with a sharding in the place of each device; None is JAX's default device."""
     import jax
 
     def as_sharding(part: Any) -> Any:
@@ -46,7 +46,7 @@ def _shardings(where: Any) -> list[Any]:
 
 
 def rows_for(stream: StreamNode, where: Any, remainder: Remainder | None = None) -> GlobalRows:
-    """What this process has to read of a pipeline's batches, and how that becomes global arrays.
+    """Return what this process has to read of a pipeline's batches, and how that becomes global arrays.
 
     Args:
       stream: the whole pipeline, the same on all processes.
@@ -70,7 +70,7 @@ def rows_for(stream: StreamNode, where: Any, remainder: Remainder | None = None)
 
 
 def device_rows_of(sharding: Any, devices: Collection[Any] | None = None) -> DeviceRows:
-    """The parts of the first axis that some devices hold; by default those of this process."""
+    """Return the parts of the first axis that some devices hold; by default those of this process."""
     import jax
 
     devices = sharding.addressable_devices if devices is None else devices
@@ -97,7 +97,7 @@ def _count_shards(sharding: Any) -> int:
 
 
 def _check_sizes(stream: StreamNode, choice: RowChoice) -> None:
-    """Raises where it is clear from the start that a batch cannot be cut, and not only after an epoch."""
+    """Raise where it is clear from the start that a batch cannot be cut, and not only after an epoch."""
     for batch in local_rows.find_batches(stream):
         if choice.remainder != "pad" and batch.batch_size % choice.multiple:
             raise ValueError(
@@ -134,7 +134,7 @@ class GlobalRows:
         self._rows: dict[int, np.ndarray] = {}
 
     def restrict(self, stream: StreamNode) -> StreamNode:
-        """The pipeline that this process runs. Its elements are for `assemble`."""
+        """Return the pipeline that this process runs. Its elements are for `assemble`."""
         if not self._whole:
             local = local_rows.restrict_rows(stream, self._choice)
             assert local is not None
@@ -142,7 +142,7 @@ class GlobalRows:
         return local_rows.measure_batches(stream, self._choice) if self._sized else stream
 
     def assemble(self, element: Any) -> Any:
-        """An element of that pipeline as global arrays; with padding, the pair of it and its mask.
+        """Return an element of that pipeline as global arrays; with padding, the pair of it and its mask.
 
         It starts copies to the devices of this process, and waits for no other process.
         """
@@ -192,7 +192,7 @@ class GlobalRows:
         return rows
 
     def _assemble(self, array: np.ndarray, sharding: Any, total: int | None) -> Any:
-        """The global array of one leaf. Each device of this process gets its piece of the rows that are here."""
+        """Return the global array of one leaf. Each device of this process gets its piece of the rows that are here."""
         import jax
 
         shape = array.shape if self._whole or total is None else (total, *array.shape[1:])
@@ -211,7 +211,7 @@ class GlobalRows:
 
 
 def _check_leaf(leaf: Any, number: int, element: Any) -> np.ndarray:
-    """The leaf as an array of numbers. Raises TypeError, with its name, where JAX cannot hold it."""
+    """Return the leaf as an array of numbers. Raise TypeError, with its name, where JAX cannot hold it."""
     if transfer.fits_in_jax(leaf):
         return leaf if type(leaf) is np.ndarray else np.asarray(leaf)
     import jax

@@ -168,7 +168,7 @@ def _build_node(
 
 
 def _find_stream(parent: Any) -> StreamNode:
-    """The node of the stream that an operation reads; a MapDataset becomes a stream."""
+    """Return the node of the stream that an operation reads; a MapDataset becomes a stream."""
     return _as_iter_dataset(parent)._node
 
 
@@ -439,7 +439,7 @@ class InterleaveIterDataset(IterPipeline[T]):
 
 @public("bushel.experimental")
 def assert_equal_output_after_checkpoint(ds: Any) -> None:
-    """Checks that an iterator restored from any state of `ds` gives the same elements, and that states have one form.
+    """Check that an iterator restored from any state of `ds` gives the same elements, and that states have one form.
 
     It reads all of `ds` once per element, so `ds` should be short. `bushel.testing.check_resumes_anywhere` says more.
 

@@ -84,7 +84,7 @@ class _IterDatasetMeta(DatasetMeta):
 
     @explains_arguments("Write `IterDataset.source(iterable)`.")
     def source(cls, iterable: Iterable[T] | Callable[[], Iterable[T]]) -> IterDataset[T]:
-        """Any iterable as a dataset whose iterators can be saved.
+        """Return any iterable as a dataset whose iterators can be saved.
 
         An iterable with `state_dict` and `load_state_dict` (a Hugging Face stream, a loader of torchdata) resumes with
         them. Any other iterable is read again from the start, up to the position. For records that can be read at any
@@ -107,7 +107,7 @@ class _IterDatasetMeta(DatasetMeta):
         datasets: Sequence[IterDataset[T]] | Mapping[str, IterDataset[T]],
         weights: Sequence[float] | Mapping[str, float] | None = None,
     ) -> IterDataset[T]:
-        """Elements of several streams in proportion to `weights`. It ends when the first stream ends.
+        """Return elements of several streams in proportion to `weights`. It ends when the first stream ends.
 
         With a mapping, states are restored by key, so that weights and datasets may change between runs.
 
@@ -171,10 +171,10 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
 
     @abc.abstractmethod
     def __iter__(self) -> DatasetIterator[T_co]:
-        """Returns an iterator at the start."""
+        """Return an iterator at the start."""
 
     def __len__(self) -> int:
-        """Returns how many elements an iterator gives. Raises TypeError if that is not known without reading.
+        """Return how many elements an iterator gives. Raise TypeError if that is not known without reading.
 
         If a function returns None in place of an element, there are fewer. An endless stream has no length.
 
@@ -202,7 +202,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         return True  # also if it has no elements: `if ds:` asks whether there is a dataset
 
     def apply(self, transformations: tf.Transformation | tf.Transformations) -> IterDataset[Any]:
-        """One transformation after the other, each by its kind.
+        """Return one transformation after the other, each by its kind.
 
         >>> from bushel import MapDataset, transforms
         >>> list(MapDataset.range(4).to_iter_dataset().apply([transforms.Batch(2)]))
@@ -250,7 +250,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
     def batch(
         self, batch_size: int, *, drop_remainder: bool = False, batch_fn: BatchFunction[T_co, Any] | None = None
     ) -> IterDataset[Any]:
-        """Batches of consecutive elements, their leaves stacked along a new first axis.
+        """Return batches of consecutive elements, their leaves stacked along a new first axis.
 
         Args:
           batch_size: how many elements make a batch.
@@ -300,7 +300,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
 
     @explains_arguments("Write `ds.map(function)`.")
     def map(self, transform: Any, *, vectorized: bool = False) -> IterDataset[Any]:
-        """`transform` of each element; see `MapDataset.map`.
+        """Return `transform` of each element; see `MapDataset.map`.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(3).to_iter_dataset().map(lambda x: x * 10))
@@ -310,7 +310,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
 
     @explains_arguments("Write `ds.map_with_index(function)`.")
     def map_with_index(self, transform: MapWithIndexFunction[T_co, S]) -> IterDataset[S]:
-        """`transform(n, element)`, where n is the number of elements before it.
+        """Return `transform(n, element)`, where n is the number of elements before it.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(4, 6).to_iter_dataset().map_with_index(lambda i, x: (i, x)))
@@ -321,7 +321,9 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
 
     @explains_arguments("Write `ds.random_map(function, seed=0)`.")
     def random_map(self, transform: RandomMapFunction[T_co, S], *, seed: int | None = None) -> IterDataset[S]:
-        """`transform(element, rng)`. The random generator depends only on the seed and the number of elements before.
+        """Return `transform(element, rng)`.
+
+        The random generator depends only on the seed and the number of elements before.
 
         Args:
           transform: a function of an element and a generator, or a RandomMap.
@@ -338,7 +340,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
 
     @explains_arguments("Write `ds.flat_map(function)`.")
     def flat_map(self, transform: FlatMapFunction[T_co, S]) -> IterDataset[S]:
-        """Splits each element into several, which come one after the other.
+        """Split each element into several, which come one after the other.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(4).to_iter_dataset().flat_map(lambda x: [x] * x))
@@ -347,7 +349,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         return IterPipeline(stream_ops.FlatMapStream(self._node, check_transform(transform, tf.FlatMap, "flat_map")))
 
     def limit(self, count: int) -> IterDataset[T_co]:
-        """The first `count` elements: the same as `take`, under Grain's word.
+        """Return the first `count` elements: the same as `take`, under Grain's word.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(5).to_iter_dataset().limit(2))
@@ -356,7 +358,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         return IterPipeline(limit_and_rebatch.Limit(self._node, count))
 
     def take(self, count: int) -> IterDataset[T_co]:
-        """The first `count` elements, as a dataset.
+        """Return the first `count` elements, as a dataset.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(5).to_iter_dataset().take(2))
@@ -365,7 +367,9 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         return IterPipeline(limit_and_rebatch.Limit(self._node, count))
 
     def skip(self, count: int) -> IterDataset[T_co]:
-        """All elements but the first `count`, which are computed and dropped. `MapDataset.skip` computes nothing.
+        """Return all elements but the first `count`, which are computed and dropped.
+
+        `MapDataset.skip` computes nothing.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(5).to_iter_dataset().skip(3))
@@ -374,7 +378,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         return IterPipeline(limit_and_rebatch.Skip(self._node, count))
 
     def unbatch(self) -> IterDataset[Any]:
-        """The rows of batches, one by one: each element must be a tree of arrays that share a first axis.
+        """Return the rows of batches, one by one: each element must be a tree of arrays that share a first axis.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(5).map(lambda x: {"x": x}).batch(2).to_iter_dataset().unbatch().take(3))
@@ -386,7 +390,9 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         "Write `ds.repeat(num_epochs)`.", count="Write `num_epochs={0}`.", epochs="Write `num_epochs={0}`."
     )
     def repeat(self, num_epochs: int | None = None) -> IterDataset[T_co]:
-        """The same elements `num_epochs` times, or endlessly. All epochs are the same: nothing is shuffled again.
+        """Return the same elements `num_epochs` times, or endlessly.
+
+        All epochs are the same: nothing is shuffled again.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(2).to_iter_dataset().repeat(2))
@@ -395,7 +401,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         return IterPipeline(limit_and_rebatch.RepeatStream(self._node, num_epochs))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T_co]:
-        """Batches of another size, cut from the batches of this stream.
+        """Return batches of another size, cut from the batches of this stream.
 
         >>> from bushel import MapDataset
         >>> [batch.tolist() for batch in MapDataset.range(6).batch(4).to_iter_dataset().rebatch(3)]
@@ -405,7 +411,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
 
     @explains_arguments("Write `ds.window_shuffle(1000, seed=0)`.", buffer_size="Write `window_size={0}`.")
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T_co]:
-        """Shuffles inside windows of `window_size` consecutive elements.
+        """Shuffle inside windows of `window_size` consecutive elements.
 
         `MapDataset.shuffle` needs no window and mixes better. This is for data that can only be read in order.
 
@@ -464,7 +470,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
     ) -> IterDataset[tuple[Any, ...]]: ...
 
     def zip(self, *others: IterDataset[Any], strict: bool = True) -> IterDataset[Any]:
-        """Tuples of the elements at the same place in this stream and others.
+        """Return tuples of the elements at the same place in this stream and others.
 
         Args:
           others: the other streams.
@@ -485,7 +491,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         storage_options: Mapping[str, Any] | None = None,
         trust_source: bool = False,
     ) -> IterDataset[T_co]:
-        """The same elements, computed once and then kept. The dataset must have an end.
+        """Return the same elements, computed once and then kept. The dataset must have an end.
 
         The first iterator that reads to the end fills the cache, and later iterators read from it. The cache belongs to
         this pipeline: if a function or the data before it change, it is filled again. Operations that should differ
@@ -527,7 +533,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         *,
         num_workers: int | None = None,
     ) -> IterDataset[T_co]:
-        """The same elements in the same order, prefetched by worker processes.
+        """Return the same elements in the same order, prefetched by worker processes.
 
         The number of workers never changes the output, and a state can be restored with another number of workers. The
         program needs no `if __name__ == "__main__"`. Workers see no accelerator. If a worker dies, another one computes
@@ -565,7 +571,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
     def ray_prefetch(
         self, options: RayOptions | None = None, worker_init_fn: Callable[[int, int], None] | None = None
     ) -> IterDataset[T_co]:
-        """The same elements in the same order, prefetched by actors of a Ray cluster, on any of its machines.
+        """Return the same elements in the same order, prefetched by actors of a Ray cluster, on any of its machines.
 
         Everything else is as with `mp_prefetch`, and the states of both are interchangeable. Call `ray.init` before you
         iterate; Bushel starts no cluster. See docs/many_machines.md.
@@ -579,7 +585,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         return IterPipeline(streams.Ahead(self._node, options, False, worker_init_fn))
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions | int) -> IterDataset[T_co]:
-        """The same elements. A thread computes up to this many of them in advance: `prefetch(2)`.
+        """Return the same elements. A thread computes up to this many of them in advance: `prefetch(2)`.
 
         With MultiprocessingOptions it is `mp_prefetch`, under Grain's older name.
 
@@ -602,7 +608,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         unsupported: Literal["keep", "raise"] = "keep",
         remainder: Literal["drop", "pad"] | None = None,
     ) -> IterDataset[Any]:
-        """The same elements as arrays on accelerators, copied there while the step before uses another element.
+        """Return the same elements as arrays on accelerators, copied there while the step before uses another element.
 
         It is the last operation, after `mp_prefetch`. A GPU reads batches that workers or Bushel itself have made from
         their memory by itself, at the speed of its link. `next` returns an element when it is on the device;
@@ -642,17 +648,17 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         return IterPipeline(streams.ToDevice(self._node, device, buffer_size, unsupported, rows))
 
     def seed(self, seed: int) -> IterDataset[T_co]:
-        """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline."""
+        """Seed the operations that follow: each derives a seed from this one and from its place in the pipeline."""
         return IterPipeline(streams.SeedStream(self._node, checks.seed(seed)))
 
     def iterate_on(self, executor: Executor) -> DatasetIterator[T_co]:
-        """An iterator whose elements are computed by your own executor: see `bushel.engine.Executor`."""
+        """Return an iterator whose elements are computed by your own executor: see `bushel.engine.Executor`."""
         way_out = "pass an instance of a class of yours that has submit, wait, forget and close"
         checks.instance(executor, Executor, "executor of iterate_on", way_out)
         return PipelineIterator(self._node, executor=executor)
 
     def with_options(self, **options: Unpack[OptionValues]) -> IterDataset[T_co]:
-        """The same stream with options for the whole pipeline: see `bushel.DatasetOptions`.
+        """Return the same stream with options for the whole pipeline: see `bushel.DatasetOptions`.
 
         >>> from bushel import MapDataset
         >>> ds = MapDataset.range(5).map(lambda x: 6 // (x - 2)).to_iter_dataset()
@@ -741,7 +747,7 @@ class WithOptionsIterDataset(IterPipeline[T_co]):
 def multithread_prefetch(
     ds: IterDataset[T], num_threads: int, buffer_size: int, sequential_slice: bool = False
 ) -> IterDataset[T]:
-    """The same elements in the same order, prefetched by threads: for work that releases the GIL.
+    """Return the same elements in the same order, prefetched by threads: for work that releases the GIL.
 
     >>> from bushel import MapDataset
     >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()

@@ -102,11 +102,11 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
 
     @abc.abstractmethod
     def __next__(self) -> T_co:
-        """Returns the next element, or raises StopIteration."""
+        """Return the next element, or raise StopIteration."""
 
     @abc.abstractmethod
     def get_state(self) -> State:
-        """Returns the position as plain JSON data.
+        """Return the position as plain JSON data.
 
         >>> import json
         >>> from bushel import MapDataset
@@ -128,7 +128,7 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
 
     @abc.abstractmethod
     def set_state(self, state: State, *, check: bool = True) -> None:
-        """Goes to a position that `get_state` returned.
+        """Go to a position that `get_state` returned.
 
         An iterator of your own may leave `check` out, if its states do not say which pipeline has written them.
 
@@ -148,7 +148,7 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
 
     @overridable
     def origins(self, steps: int = 1) -> list[ElementOrigin]:
-        """The source records that the next elements are made of. Nothing is read; see `MapDataset.origin`.
+        """Return the source records that the next elements are made of. Nothing is read; see `MapDataset.origin`.
 
         >>> from bushel import MapDataset
         >>> it = iter(MapDataset.range(10).shuffle(seed=1).batch(2))
@@ -176,7 +176,7 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
         raise NotImplementedError(f"{type(self).__name__} does not know the number of its epoch.")
 
     def seek(self, step: int) -> None:
-        """Goes to an element by its number, at once and without reading. The next element is then number `step`.
+        """Go to an element by its number, at once and without reading. The next element is then number `step`.
 
         It needs a pipeline whose elements are known by their number: not after a `filter` or a `repeat` of a stream.
 
@@ -202,11 +202,11 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
 
     @overridable
     def _check_seekable(self) -> None:
-        """Raises NotImplementedError if numbers of elements are not known, although indices are."""
+        """Raise NotImplementedError if numbers of elements are not known, although indices are."""
 
     @overridable
     def report(self) -> Report:
-        """Where the time goes: the time of each stage, which stage waits for which, and what to try. Print it.
+        """Return where the time goes: the time of each stage, which stage waits for which, and what to try. Print it.
 
         >>> from bushel import MapDataset
         >>> ds = MapDataset.range(100).map(str).to_iter_dataset()
@@ -225,13 +225,13 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
 
     @overridable
     def start_prefetch(self) -> None:
-        """Starts to prefetch before the first `next`, in a pipeline that prefetches."""
+        """Start to prefetch before the first `next`, in a pipeline that prefetches."""
         for parent in self._parents:
             parent.start_prefetch()
 
     @overridable
     def close(self) -> None:
-        """Frees threads and other resources. `next` raises ValueError afterwards; closing again does nothing.
+        """Free threads and other resources. `next` raises ValueError afterwards; closing again does nothing.
 
         >>> from bushel import MapDataset
         >>> with iter(MapDataset.range(10)) as it:  # the end of the block closes it
@@ -243,11 +243,11 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
                 parent.close()
 
     async def save(self, directory: checkpoint_files.AwaitingCreation) -> checkpoint_files.Later:
-        """Writes the present state into a folder that Orbax creates."""
+        """Write the present state into a folder that Orbax creates."""
         return checkpoint_files.write_later(directory, checkpoint_files.texts_of(self))
 
     async def load(self, directory: checkpoint_files.Folder) -> checkpoint_files.Later:
-        """Restores a state that `save` wrote, here or in Grain."""
+        """Restore a state that `save` wrote, here or in Grain."""
         return checkpoint_files.restore_later(directory, self)
 
     @overridable
@@ -273,7 +273,7 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
             return hints.list_names(self)
 
         def __getattr__(self, name: str) -> Any:
-            """Explains a name that is missing. Python calls this only for missing names."""
+            """Explain a name that is missing. Python calls this only for missing names."""
             hints.raise_missing(self, type(self).__name__, name, hints.ITERATOR)
 
     def __enter__(self) -> Self:
@@ -313,7 +313,7 @@ class _CursorIterator(DatasetIterator[T_co]):
 
     @overridable
     def _begin(self) -> Passes | None:
-        """Prepares the first element. Returns the passes over the dataset, for iterators that count them."""
+        """Prepare the first element. Return the passes over the dataset, for iterators that count them."""
         return None
 
     def __next__(self) -> T_co:
@@ -356,7 +356,7 @@ class _CursorIterator(DatasetIterator[T_co]):
                 del error  # its traceback holds this frame, and this frame holds the error
 
     def _come_back(self) -> None:
-        """Goes back to where the cursor stood before an element failed; or prepares the first element."""
+        """Go back to where the cursor stood before an element failed; or prepares the first element."""
         if self._before is _FRESH:
             self._passes = self._begin()
             self._before = _BETWEEN
@@ -371,7 +371,7 @@ class _CursorIterator(DatasetIterator[T_co]):
         self._before, self._astray = _BETWEEN, False
 
     def _position(self) -> State:
-        """The state after the last delivered element, also while the next element is being computed."""
+        """Return the state after the last delivered element, also while the next element is being computed."""
         before = self._before
         return self._cursor.get_state() if before is _BETWEEN or before is _FRESH else self._cursor.state_of(before)
 
@@ -453,7 +453,7 @@ class PipelineIterator(_CursorIterator[T_co]):
         return Passes(self._node)
 
     def get_state(self) -> State:
-        """The position as plain JSON data, with the identity of the pipeline under the key "bushel".
+        """Return the position as plain JSON data, with the identity of the pipeline under the key "bushel".
 
         A signal handler may call it while `next` computes an element. It then gets the position before that element.
         """
@@ -461,7 +461,7 @@ class PipelineIterator(_CursorIterator[T_co]):
             return state_forms.seal(self._position(), self.identity)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
-        """Goes to a position of this pipeline, or of the same one built elsewhere, or of Grain's.
+        """Go to a position of this pipeline, or of the same one built elsewhere, or of Grain's.
 
         Args:
           state: what `get_state` returned, perhaps after a round trip through JSON.
@@ -486,7 +486,7 @@ class PipelineIterator(_CursorIterator[T_co]):
         return 0 if self._observer.skips is None else self._observer.skips.count
 
     def report(self) -> Report:
-        """Where the time goes: the time of each stage, which stage waits for which, and what to try. Print it.
+        """Return where the time goes: the time of each stage, which stage waits for which, and what to try. Print it.
 
         Stages are timed if the options of the pipeline ask for it. Otherwise the report only has figures of workers.
 
@@ -543,7 +543,7 @@ class ThreadPrefetchDatasetIterator(_CursorIterator[T_co]):
 
 @public("bushel.experimental")
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
-    """The index of the element that `next` will give, for pipelines that know it without reading.
+    """Return the index of the element that `next` will give, for pipelines that know it without reading.
 
     >>> import bushel
     >>> it = iter(bushel.MapDataset.range(5))
@@ -556,7 +556,7 @@ def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
 
 @public("bushel.experimental")
 def set_next_index(ds_iter: DatasetIterator[Any], index: int) -> None:
-    """Goes to an element by its index, at once and without reading, where the pipeline allows it.
+    """Go to an element by its index, at once and without reading, where the pipeline allows it.
 
     >>> import bushel
     >>> it = iter(bushel.MapDataset.range(10).to_iter_dataset())

@@ -96,7 +96,7 @@ class _MapDatasetMeta(DatasetMeta):
 
     @explains_arguments("Write `MapDataset.source(records)`.")
     def source(cls, source: Any) -> MapDataset[Any]:
-        """A dataset of the records of a source: a list, or anything with a length and `source[i]`.
+        """Return a dataset of the records of a source: a list, or anything with a length and `source[i]`.
 
         The records of an Arrow table or of a pandas or polars frame are its rows, as dicts. A source may keep its
         records: Bushel copies them before a function can write into them.
@@ -109,7 +109,7 @@ class _MapDatasetMeta(DatasetMeta):
 
     @explains_arguments("Write `MapDataset.range(stop)` or `MapDataset.range(start, stop, step)`.")
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
-        """A dataset of integers, with the arguments of the built-in `range`.
+        """Return a dataset of integers, with the arguments of the built-in `range`.
 
         >>> list(MapDataset.range(2, 8, 3))
         [2, 5]
@@ -130,7 +130,7 @@ class _MapDatasetMeta(DatasetMeta):
         temperature: float | None = None,
         when_exhausted: Literal["stop", "restart", "continue"] = "stop",
     ) -> MapDataset[T]:
-        """Elements of several datasets in proportion to `weights`, in a fixed pattern, until the first runs out.
+        """Return elements of several datasets in proportion to `weights`, in a fixed pattern, until the first runs out.
 
         Shuffle the datasets before mixing. Repeat them if the mixture should be endless. Numbers as weights follow
         Grain's rule, which rounds them. With `exact=True`, a schedule or "size" the shares are exact: in every prefix
@@ -174,13 +174,13 @@ class _MapDatasetMeta(DatasetMeta):
     def select_from_datasets(
         cls, datasets: Sequence[MapDataset[T]], selection_map: tf.DatasetSelectionMap
     ) -> MapDataset[T]:
-        """Elements of several datasets. `selection_map` gives for each index the dataset and the index in it."""
+        """Return elements of several datasets. `selection_map` gives for each index the dataset and the index in it."""
         nodes = _nodes_of(datasets, "select_from_datasets")
         return MapPipeline(reindex.SelectByUser(nodes, selection_map))
 
     @explains_arguments("Write `MapDataset.concatenate([a, b])`.")
     def concatenate(cls, datasets: Sequence[MapDataset[T]]) -> MapDataset[T]:
-        """Datasets one after the other; epoch n of the whole is epoch n of each.
+        """Return datasets one after the other; epoch n of the whole is epoch n of each.
 
         >>> list(MapDataset.concatenate([MapDataset.range(3), MapDataset.range(5, 7)]))
         [0, 1, 2, 5, 6]
@@ -248,7 +248,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Returns the number of elements in one epoch; `sys.maxsize` for an endless dataset."""
+        """Return the number of elements in one epoch; `sys.maxsize` for an endless dataset."""
 
     if TYPE_CHECKING:
 
@@ -266,13 +266,13 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
     @abc.abstractmethod
     def __getitem__(self, index: Any) -> Any:
-        """Returns the element at `index`, or a dataset of a slice."""
+        """Return the element at `index`, or a dataset of a slice."""
 
     def __iter__(self) -> DatasetIterator[T_co]:
         return self.to_iter_dataset().__iter__()
 
     def get(self, indices: Sequence[int] | np.ndarray) -> list[T_co]:
-        """The elements at these indices, as a list. It reads them together, which is faster than one by one.
+        """Return the elements at these indices, as a list. It reads them together, which is faster than one by one.
 
         The indices come in any order and may be of any epoch. A missing element is None.
 
@@ -282,7 +282,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         return blocks.rows_of(self._get_block(indices))
 
     def _get_block(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The elements at these indices: a list, or `Columns` if the pipeline works on whole arrays."""
+        """Return the elements at these indices: a list, or `Columns` if the pipeline works on whole arrays."""
         positions = np.asarray(indices)
         if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
             first = f" The first {indices} elements are `ds.take({indices})`." if isinstance(indices, int) else ""
@@ -292,7 +292,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         return _take(self._node, positions.astype(np.int64))
 
     def take(self, count: int) -> MapDataset[T_co]:
-        """The first `count` elements, as a dataset: `ds[:count]`. For elements at some indices, see `get`.
+        """Return the first `count` elements, as a dataset: `ds[:count]`. For elements at some indices, see `get`.
 
         >>> list(MapDataset.range(10).take(3)), list(MapDataset.range(10).skip(8))
         ([0, 1, 2], [8, 9])
@@ -300,7 +300,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         return self.slice(builtins.slice(_check_count(count, "take")))
 
     def limit(self, count: int) -> MapDataset[T_co]:
-        """The first `count` elements: the same as `take`, under the word that Grain has for streams.
+        """Return the first `count` elements: the same as `take`, under the word that Grain has for streams.
 
         >>> list(MapDataset.range(10).limit(3))
         [0, 1, 2]
@@ -308,7 +308,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         return self.slice(builtins.slice(_check_count(count, "limit")))
 
     def skip(self, count: int) -> MapDataset[T_co]:
-        """All elements but the first `count`, without reading those: `ds[count:]`.
+        """Return all elements but the first `count`, without reading those: `ds[count:]`.
 
         >>> list(MapDataset.range(5).skip(3))
         [3, 4]
@@ -316,7 +316,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         return self.slice(builtins.slice(_check_count(count, "skip"), None))
 
     def __add__(self, other: MapDataset[S]) -> MapDataset[T_co | S]:
-        """The elements of this dataset and then those of another: `MapDataset.concatenate([self, other])`.
+        """Return the elements of this dataset and then those of another: `MapDataset.concatenate([self, other])`.
 
         >>> list(MapDataset.range(2) + MapDataset.source(["a"]))
         [0, 1, 'a']
@@ -326,7 +326,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         return MapDataset.concatenate([self, other])
 
     def apply(self, transformations: tf.Transformation | tf.Transformations) -> MapDataset[Any]:
-        """One transformation after the other, each by its kind.
+        """Return one transformation after the other, each by its kind.
 
         >>> MapDataset.range(3).apply([tf.Batch(2)])[0].tolist()
         [0, 1]
@@ -373,7 +373,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
     def batch(
         self, batch_size: int, *, drop_remainder: bool = False, batch_fn: BatchFunction[T_co, Any] | None = None
     ) -> MapDataset[Any]:
-        """Batches of consecutive elements, their leaves stacked along a new first axis.
+        """Return batches of consecutive elements, their leaves stacked along a new first axis.
 
         No batch has elements of two epochs: the last batch of an epoch may be smaller. To fill it from the next epoch,
         call `repeat` before `batch`.
@@ -434,7 +434,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
     @explains_arguments("Write `ds.map(function)`.")
     def map(self, transform: Any, *, vectorized: bool = False) -> MapDataset[Any]:
-        """`transform` of each element.
+        """Return `transform` of each element.
 
         A `vectorized` function gets many elements at once, as a tree of arrays with a leading axis, and returns such a
         tree with as many elements. Its result for an element must not depend on how many elements it gets.
@@ -448,7 +448,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
     @explains_arguments("Write `ds.map_with_index(function)`.")
     def map_with_index(self, transform: MapWithIndexFunction[T_co, S]) -> MapDataset[S]:
-        """`transform(index, element)`. The index continues to count in later epochs.
+        """Return `transform(index, element)`. The index continues to count in later epochs.
 
         >>> list(MapDataset.source(["a", "b"]).map_with_index(lambda i, x: f"{x}{i}"))
         ['a0', 'b1']
@@ -459,7 +459,9 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
     @explains_arguments("Write `ds.random_map(function, seed=0)`.")
     def random_map(self, transform: RandomMapFunction[T_co, S], *, seed: int | None = None) -> MapDataset[S]:
-        """`transform(element, rng)`. The random generator depends on the seed and on the index of the element only.
+        """Return `transform(element, rng)`.
+
+        The random generator depends on the seed and on the index of the element only.
 
         Do not keep the generator: it is used again for other elements.
 
@@ -477,7 +479,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         )
 
     def seed(self, seed: int) -> MapDataset[T_co]:
-        """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline.
+        """Seed the operations that follow: each derives a seed from this one and from its place in the pipeline.
 
         If you add an operation before a shuffle, the seed of the shuffle changes. `shuffle(seed=...)` avoids that.
 
@@ -490,7 +492,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
     @explains_arguments("Write `ds.shuffle(seed=0)`: it shuffles all elements, without a buffer.")
     def shuffle(self, seed: int | None = None) -> MapDataset[T_co]:
-        """All elements in random order, another order in every epoch. It computes the order: there is no buffer.
+        """Return all elements in random order, another order in every epoch. It computes the order: there is no buffer.
 
         Args:
           seed: in [0, 2**32); by default it follows from `ds.seed(...)` and the place in the pipeline.
@@ -504,7 +506,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
     @explains_arguments("Write `ds.window_shuffle(1000, seed=0)`.", buffer_size="Write `window_size={0}`.")
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T_co]:
-        """Shuffles inside windows of `window_size` consecutive elements, so that elements stay near their place.
+        """Shuffle inside windows of `window_size` consecutive elements, so that elements stay near their place.
 
         The last window of an epoch may be smaller: no window has elements of two epochs.
 
@@ -547,7 +549,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
     ) -> MapDataset[tuple[Any, ...]]: ...
 
     def zip(self, *others: MapDataset[Any]) -> MapDataset[Any]:
-        """Tuples of the elements at the same index of this dataset and others, which must have the same length.
+        """Return tuples of the elements at the same index of this dataset and others, which must have the same length.
 
         >>> list(MapDataset.range(2).zip(MapDataset.source(["a", "b"])))
         [(0, 'a'), (1, 'b')]
@@ -556,7 +558,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
     @explains_arguments("Write `ds.flat_map(function)`.")
     def flat_map(self, transform: FlatMapObject[T_co, S]) -> MapDataset[S]:
-        """Splits each element into up to `transform.max_fan_out` elements. If there are fewer, the rest are missing.
+        """Split each element into up to `transform.max_fan_out` elements. If there are fewer, the rest are missing.
 
         >>> from bushel import transforms
         >>> class Words(transforms.FlatMap):
@@ -570,7 +572,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
     @explains_arguments("Write `ds[a:b]`, `ds[a:b:step]`, or `ds.slice([positions])`.")
     def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T_co]:
-        """The elements of a slice, or at a list of positions. `ds[a:b:c]` is `ds.slice(slice(a, b, c))`.
+        """Return the elements of a slice, or at a list of positions. `ds[a:b:c]` is `ds.slice(slice(a, b, c))`.
 
         `ds[index::count]` is shard `index` of `count` shards.
 
@@ -618,7 +620,9 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         by: Callable[[T_co], Any] | Column | np.ndarray | Sequence[Any] | None = None,
         hashed: bool = False,
     ) -> Any:
-        """Parts without a common record, such as a train and a validation set. Together they are the whole dataset.
+        """Return parts without a common record, such as a train and a validation set.
+
+        Together they are the whole dataset.
 
         A record is in the same part in every epoch, also if the dataset is shuffled: then the records are split before
         the shuffle, and each part is shuffled by itself. A part of a dataset that is not shuffled has its records in a
@@ -663,7 +667,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         "Write `ds.repeat(num_epochs)`.", count="Write `num_epochs={0}`.", epochs="Write `num_epochs={0}`."
     )
     def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> MapDataset[T_co]:
-        """`num_epochs` epochs, or endlessly many.
+        """Return `num_epochs` epochs, or endlessly many.
 
         Args:
           num_epochs: None for no end; `len(ds)` is then `sys.maxsize`.
@@ -692,7 +696,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         storage_options: Mapping[str, Any] | None = None,
         trust_source: bool = False,
     ) -> Column:
-        """One small value for each record, computed once: for `where`, `pack`, `sample` and others.
+        """Return one small value for each record, computed once: for `where`, `pack`, `sample` and others.
 
         A column belongs to records, not to positions: it follows its records through shuffles, slices, mixtures and
         maps. It is computed on the nearest earlier dataset that is the same in every epoch. A missing element (None) is
@@ -754,7 +758,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         seed: int | None = None,
         replacement: bool = True,
     ) -> MapDataset[T_co]:
-        """Draws elements in proportion to `weights`.
+        """Draw elements in proportion to `weights`.
 
         With replacement an epoch has as many draws as the dataset has elements, spread evenly: an element with the
         share s of all weights comes floor(s * n) or ceil(s * n) times in an epoch of n draws. Without replacement each
@@ -783,7 +787,9 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         noise: float = 0.0,
         seed: int | None = None,
     ) -> MapDataset[T_co]:
-        """Each epoch sorted by `values`, small ones first: a curriculum. For large ones first, `order_by(-column)`.
+        """Return each epoch sorted by `values`, small ones first: a curriculum.
+
+        For large ones first, `order_by(-column)`.
 
         Args:
           values: a function of an element, a column, or one number per element: see `where`.
@@ -811,7 +817,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         seed: int | None = None,
         max_sequences: int | None = None,
     ) -> PackedMapDataset:
-        """Packs several sequences into each row of a fixed length, by random access. Rows are planned once.
+        """Pack several sequences into each row of a fixed length, by random access. Rows are planned once.
 
         A row is a dict. For each feature it has the sequences, padded with zeros. As in Grain's packers it also has
         `{feature}_segment_ids`, which count the sequences from 1, and `{feature}_positions`, which count inside each
@@ -854,7 +860,8 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         padding: Any = 0,
         batch_fn: Callable[[Sequence[T_co]], Any] | None = None,
     ) -> MapDataset[Any]:
-        """Batches of elements with similar lengths, padded to the boundary of their bucket: one shape per bucket.
+        """Return batches of elements with similar lengths, padded to the boundary of their bucket: one shape per
+        bucket.
 
         The batches of all buckets are shuffled together, in another order in every epoch. The order of the dataset
         decides which elements share a batch: shuffle it before.
@@ -889,7 +896,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         )
 
     def origin(self, index: int) -> ElementOrigin:
-        """The source records that element `index` is made of, with their component and epoch. Nothing is read.
+        """Return the source records that element `index` is made of, with their component and epoch. Nothing is read.
 
         `iterator.origins(steps)` does the same for the next elements of an iterator.
 
@@ -913,7 +920,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         unsupported: Literal["keep", "raise"] = "keep",
         remainder: Literal["drop", "pad"] | None = None,
     ) -> IterDataset[Any]:
-        """The elements in order, as arrays on accelerators: see `IterDataset.to_device`.
+        """Return the elements in order, as arrays on accelerators: see `IterDataset.to_device`.
 
         >>> batch = next(iter(MapDataset.range(8).batch(4).to_device()))
         >>> type(batch).__name__, batch.tolist()
@@ -939,7 +946,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
     def to_iter_dataset(
         self, read_options: ReadOptions | None = None, *, allow_nones: bool = False
     ) -> IterDataset[Any]:
-        """The same elements in order, as a stream.
+        """Return the same elements in order, as a stream.
 
         Args:
           read_options: threads that prefetch. By default there are none at first. If elements that may come from files
@@ -1071,14 +1078,14 @@ def _nodes_of(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, 
 
 
 def _check_count(count: Any, what: str) -> int:
-    """`count` of `take`, `limit` or `skip`; a list of indices, which `get` takes, is refused."""
+    """Return `count` of `take`, `limit` or `skip`; a list of indices, which `get` takes, is refused."""
     if isinstance(count, (list, tuple, builtins.range, np.ndarray)):
         raise TypeError(f"{what} takes a number, got {count!r}. Write `ds.get(indices)` for the elements at indices.")
     return checks.not_negative(count, "count")
 
 
 def _explain_index(index: Any) -> str:
-    """What to write instead of `ds[index]`, if the index looks like one of another library."""
+    """Return what to write instead of `ds[index]`, if the index looks like one of another library."""
     if isinstance(index, str):
         return f"Write `ds[0][{index!r}]` for an entry of one element, `ds.map(lambda x: x[{index!r}])` for all."
     if isinstance(index, (list, np.ndarray)):
@@ -1087,14 +1094,16 @@ def _explain_index(index: Any) -> str:
 
 
 def _make_map_dataset(value: Any) -> str:
-    """What to write so that a value that is no MapDataset becomes one."""
+    """Return what to write so that a value that is no MapDataset becomes one."""
     if isinstance(value, IterDataset):
         return "Call `to_iter_dataset()` after it, or use the functions of IterDataset for streams."
     return "Write `MapDataset.source(records)` for records."
 
 
 def _check_values(values: Any, what: str) -> Any:
-    """Values of records for the operation `what`; a function is refused if it cannot be called with an element."""
+    """Return values of records for the operation `what`; a function is refused if it cannot be called with an
+    element.
+    """
     is_function = callable(values) or isinstance(values, tf.Map)
     return check_transform(values, tf.Map, what) if is_function else values
 
@@ -1109,7 +1118,7 @@ def _choose(
 
 
 def _find_sparse_step(map_node: MapNode) -> str | None:
-    """The name of the operation that drops elements; None if no element can be missing."""
+    """Return the name of the operation that drops elements; None if no element can be missing."""
     if not map_node.sparse:
         return None
     for parent in map_node.parents:

@@ -49,7 +49,7 @@ def pick_performance_config(
     max_buffer_size: int | None,
     samples_to_check: int = 5,
 ) -> PerformanceConfig:
-    """Settings that fit a memory budget, from the size and the time of a few elements.
+    """Return settings that fit a memory budget, from the size and the time of a few elements.
 
     It computes the first elements in this process. As in Grain, it recommends as many workers as elements fit into the
     budget, at most one per core, and as many prefetched records as fit. In addition:
@@ -96,7 +96,9 @@ def pick_performance_config(
 
 
 def _count_workers(budget: float, size: float, seconds: float) -> float:
-    """How many workers: none if sending an element takes longer than computing it, else as many as elements fit."""
+    """Return how many workers: none if sending an element takes longer than computing it, else as many as elements
+    fit.
+    """
     if not size:
         return math.inf
     return 0 if seconds < HANDING_OVER_S else budget / size
@@ -118,7 +120,7 @@ def _measure(node: StreamNode, samples: int) -> tuple[float, float]:
 
 
 def _count_prefetched_records(node: StreamNode, budget: float, samples: int) -> float:
-    """How many records of each MapDataset in the pipeline fit into the budget, if all of them prefetch."""
+    """Return how many records of each MapDataset in the pipeline fit into the budget, if all of them prefetch."""
     parts = _find_elements(node)
     if not parts:
         return math.inf
@@ -138,7 +140,7 @@ def _remove_workers(node: Any) -> Any:
 
 
 def measure_bytes(element: Any) -> int:
-    """The size of an element in bytes: `nbytes` of arrays, `sys.getsizeof` of other leaves."""
+    """Return the size of an element in bytes: `nbytes` of arrays, `sys.getsizeof` of other leaves."""
     leaves: Iterable[Any] = trees.leaves(element)
     return sum(leaf.nbytes if hasattr(leaf, "nbytes") else sys.getsizeof(leaf) for leaf in leaves)
 

@@ -56,7 +56,7 @@ def save(
     storage_options: Options | None = None,
     trust_source: bool = False,
 ) -> Written:
-    """Saves all elements of a stream; see `MapDataset.save`."""
+    """Save all elements of a stream; see `MapDataset.save`."""
     checks.choice(format, FORMATS, "format")
     folder = folders.open_folder(path, storage_options)
     length = node.length
@@ -108,11 +108,11 @@ class ElementWriter(Protocol):
     """Writes elements to one file."""
 
     def write(self, element: Any) -> int:
-        """Writes an element. Returns the approximate number of bytes that it takes."""
+        """Write an element. Return the approximate number of bytes that it takes."""
         ...
 
     def close(self) -> None:
-        """Completes the file."""
+        """Complete the file."""
         ...
 
 
@@ -136,19 +136,19 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def file_name(self, number: int) -> str:
-        """The name of the file of elements with this number."""
+        """Return the name of the file of elements with this number."""
 
     @abc.abstractmethod
     def belongs(self, name: str) -> bool:
-        """Whether a file with this name was written by `save`."""
+        """Return whether a file with this name was written by `save`."""
 
     @abc.abstractmethod
     def open(self, path: str, first: Any) -> ElementWriter:
-        """Opens a new file, whose first element will be `first`."""
+        """Open a new file, whose first element will be `first`."""
 
     @abc.abstractmethod
     def finish(self, folder: Folder, files: ShardFiles, identity: str, skipped: int) -> None:
-        """Writes the files that make the folder readable. Readers look for the last of them."""
+        """Write the files that make the folder readable. Readers look for the last of them."""
 
 
 class _ElementForm(Form):
@@ -235,7 +235,7 @@ class _SavingRun:
         return Written(self._folder.address, files, sum(self.files.counts), self.skipped)
 
     def begin(self, *, overwrite: bool) -> bool:
-        """Reads the state of the folder. Returns False if the folder already has all of these elements."""
+        """Read the state of the folder. Return False if the folder already has all of these elements."""
         ours = [name for name in (MANIFEST, PROGRESS) if self._folder.exists(name)]
         if not ours and self._folder.exists(INFO):
             raise FileExistsError(
@@ -275,7 +275,7 @@ class _SavingRun:
         )
 
     def _remove_saved(self, ours: list[str]) -> None:
-        """Removes the files that `save` has written. The files that make the folder readable are removed first."""
+        """Remove the files that `save` has written. The files that make the folder readable are removed first."""
         formats: set[Any] = {self._format}
         for name in ours:
             with contextlib.suppress(DamagedFile):
@@ -303,7 +303,7 @@ class _SavingRun:
                 shard.writer.close()
 
     def keep(self, shard: _Shard, state: Any) -> None:
-        """Lists a file as complete. If the run is killed after this, the next run goes on from `state`."""
+        """List a file as complete. If the run is killed after this, the next run goes on from `state`."""
         self.files += ShardFiles((shard.name,), (shard.count,), (shard.size_bytes,))
         self.state = state
         self._write_progress(finished=False)
@@ -323,7 +323,7 @@ class _SavingRun:
         self._folder.write(PROGRESS, checked_files.json_bytes(kept))
 
     def finish(self) -> None:
-        """Writes the files that make the folder readable. Unless one is `bushel.json`, `.saving.json` stays."""
+        """Write the files that make the folder readable. Unless one is `bushel.json`, `.saving.json` stays."""
         self._form.finish(self._folder, self.files, self._identity, self.skipped)
         if self._form.belongs(MANIFEST):
             self._folder.remove([PROGRESS])

@@ -27,7 +27,7 @@ class SharedMemoryArrayMetadata:
     dtype: npt.DTypeLike
 
     def close_and_unlink_shm(self) -> None:
-        """Removes the memory of an array that no process has opened."""
+        """Remove the memory of an array that no process has opened."""
         memory = _open(self.name)
         memory.close()
         memory.unlink()
@@ -59,7 +59,7 @@ class SharedMemoryArray(np.ndarray):
 
     @classmethod
     def from_shared_memory(cls, shm: Any, shape: Any, dtype: npt.DTypeLike) -> Self:
-        """An array whose elements are in shared memory that is already open."""
+        """Return an array whose elements are in shared memory that is already open."""
         array = super().__new__(cls, shape, dtype, buffer=shm.buf)
         array.shm = shm
         array._unlinks = False
@@ -67,7 +67,7 @@ class SharedMemoryArray(np.ndarray):
 
     @classmethod
     def from_metadata(cls, metadata: SharedMemoryArrayMetadata) -> Self:
-        """Opens the array that another process has made."""
+        """Open the array that another process has made."""
         return cls.from_shared_memory(_open(metadata.name), metadata.shape, metadata.dtype)
 
     @property
@@ -77,17 +77,17 @@ class SharedMemoryArray(np.ndarray):
 
     @classmethod
     def enable_async_del(cls, num_threads: int = 1, max_outstanding_requests: int = 50) -> None:
-        """Does nothing. Grain has it; here memory is released at once, which takes microseconds."""
+        """Do nothing. Grain has it; here memory is released at once, which takes microseconds."""
 
     @classmethod
     def close_shm_async(cls, shm: Any, unlink: bool) -> None:
-        """Closes shared memory, and removes it if `unlink` is True."""
+        """Close shared memory, and remove it if `unlink` is True."""
         shm.close()
         if unlink:
             shm.unlink()
 
     def unlink_on_del(self) -> None:
-        """Makes this array remove its memory when it is deleted."""
+        """Make this array remove its memory when it is deleted."""
         self._unlinks = True
 
     def __array_finalize__(self, obj: Any) -> None:

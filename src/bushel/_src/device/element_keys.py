@@ -16,7 +16,7 @@ _WORD = 0xFFFFFFFF
 
 @public("bushel.device")
 def keys(seed: int, *, impl: str | None = None) -> Keys:
-    """The keys of `jax.random` that belong to the elements of a dataset, by their index.
+    """Return the keys of `jax.random` that belong to the elements of a dataset, by their index.
 
     Call the result inside a jitted step, with the indices of a batch. An element then has the same key on any mesh, on
     any number of processes and after any restart, since the key depends on the seed and on the index only.
@@ -51,7 +51,7 @@ class Keys:
     impl: str | None = None
 
     def __call__(self, indices: Any) -> Any:
-        """An array of keys of the shape of `indices`: integers, of Python, of NumPy or traced.
+        """Return an array of keys of the shape of `indices`: integers, of Python, of NumPy or traced.
 
         JAX has 32-bit integers unless `jax_enable_x64` is set. On a device an index then counts modulo 2**32, so an
         element has the key of the one 2**32 elements before. `for_batch` has no such limit.
@@ -69,7 +69,8 @@ class Keys:
         return self._fold(indices.astype(jnp.uint32), high.astype(jnp.uint32))
 
     def for_batch(self, number: Any, size: int) -> Any:
-        """The keys of the rows of batch `number`, where each batch has `size` rows: those of `number * size + row`.
+        """Return the keys of the rows of batch `number`, where each batch has `size` rows: those of `number * size +
+        row`.
 
         For steps that know their number, so that batches need no leaf for the index. The number may be traced, and is
         below 2**32.
@@ -106,7 +107,7 @@ def _check_integers(dtype: Any, indices: Any) -> None:
 
 
 def _multiply(number: Any, size: int) -> tuple[Any, Any]:
-    """The lower and the upper 32 bits of `number * size`, both below 2**32, without 64-bit integers."""
+    """Return the lower and the upper 32 bits of `number * size`, both below 2**32, without 64-bit integers."""
     import jax.numpy as jnp
 
     half = jnp.uint32(0xFFFF)

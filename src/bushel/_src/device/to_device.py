@@ -29,7 +29,8 @@ def for_pmap(
     buffer_size: int = 2,
     remainder: Literal["drop", "pad"] | None = None,
 ) -> IterDataset[Any]:
-    """The batches of a dataset for `jax.pmap`: a batch of n rows on d devices becomes arrays of shape (d, n / d, ...).
+    """Return the batches of a dataset for `jax.pmap`: a batch of n rows on d devices becomes arrays of shape (d, n / d,
+    ...).
 
     With several processes all of them build the same pipeline, and n counts the rows of all processes together. Each
     process reads the rows of its own devices, as with `to_device`, and its arrays have one entry for each of them.
@@ -74,7 +75,7 @@ class _LeadingAxis:
 
 
 def _split(array: Any) -> Any:
-    """The pieces of a global array that are on the devices of this process, one beside the other."""
+    """Return the pieces of a global array that are on the devices of this process, one beside the other."""
     import jax
 
     shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
@@ -108,7 +109,9 @@ def device_put(
     buffer_size: int = 2,
     unsupported: Literal["keep", "raise"] = "keep",
 ) -> IterDataset[Any] | LoaderOnDevice:
-    """The elements of a dataset or a loader as arrays on accelerators. For a dataset it is `ds.to_device(device)`.
+    """Return the elements of a dataset or a loader as arrays on accelerators.
+
+    For a dataset it is `ds.to_device(device)`.
 
     A loader, such as the one of `bushel.trajectory.get_dataloader`, stays a loader: its iterators have the states of
     the loader's own.
@@ -147,7 +150,7 @@ def device_put_like_grain(
 def device_put_like_grain(
     ds: IterDataset[Any] | Iterable[Any], device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
 ) -> IterDataset[Any] | LoaderOnDevice:
-    """`ds.to_device(device)` with the arguments of Grain's `device_put`. A loader will do as well.
+    """Return `ds.to_device(device)` with the arguments of Grain's `device_put`. A loader will do as well.
 
     Args:
       ds: elements that are trees of arrays.
@@ -233,5 +236,5 @@ class _OnDevice(ThreadPrefetchDatasetIterator[Any]):
         return getattr(self._elements, "skipped", 0)
 
     def report(self) -> Report:
-        """Where the time of the loader went: see `bushel.Report`."""
+        """Return where the time of the loader went: see `bushel.Report`."""
         return self._elements.report()

@@ -40,7 +40,7 @@ LONGEST = 40
 
 
 def find_labels(entries: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> list[tuple[str, list[str]]]:
-    """The labels among the entries of a container, each with its texts: one, or one for each row of a batch.
+    """Return the labels among the entries of a container, each with its texts: one, or one for each row of a batch.
 
     >>> find_labels({"image": None, "label": np.array([1, 0])}, {"label": ["cat", "dog"]})
     [('label', ['1 · dog', '0 · cat'])]
@@ -69,7 +69,9 @@ def _write_labels(value: Any, names: Sequence[str] | None) -> list[str] | None:
 
 
 def _write_label(value: Any, names: Sequence[str] | None) -> str | None:
-    """A label as a text: its number with the name of its class, or the text that it is; None for anything else."""
+    """Return a label as a text: its number with the name of its class, or the text that it is; None for anything
+    else.
+    """
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     if isinstance(value, str):
@@ -80,7 +82,7 @@ def _write_label(value: Any, names: Sequence[str] | None) -> str | None:
 
 
 def join_captions(labels: Sequence[tuple[str, list[str]]], count: int) -> list[str] | None:
-    """What is written below each of `count` pictures; None if no entry has a label for each of them.
+    """Return what is written below each of `count` pictures; None if no entry has a label for each of them.
 
     >>> join_captions([("label", ["3", "1"])], 2), join_captions([("a_label", ["3"]), ("b_label", ["x"])], 1)
     (['label 3', 'label 1'], ['a_label 3, b_label x'])
@@ -113,7 +115,7 @@ def describe_tokens(
     mask: np.ndarray | None = None,
     tokenizer: Any = None,
 ) -> dict[str, Any]:
-    """Rows of tokens for the page.
+    """Return rows of tokens for the page.
 
     Args:
       ids: [tokens] or [rows, tokens].
@@ -150,7 +152,7 @@ def describe_tokens(
 
 
 def _decode_segments(tokenizer: Any, row: np.ndarray, segments: np.ndarray | None) -> list[dict[str, Any]]:
-    """The text of each segment, in the order in which they begin. Padding (segment 0) is left out."""
+    """Return the text of each segment, in the order in which they begin. Padding (segment 0) is left out."""
     if segments is None:
         return [{"segment": None, "text": decode(tokenizer, row.tolist())}]
     _, first = np.unique(segments, return_index=True)
@@ -166,7 +168,7 @@ def _decode_one(tokenizer: Any, token: int) -> str:
 
 
 def decode(tokenizer: Any, ids: list[int]) -> str:
-    """The text of some tokens. A tokenizer refuses ids that it does not know; these are shown as numbers."""
+    """Return the text of some tokens. A tokenizer refuses ids that it does not know; these are shown as numbers."""
     try:
         return str(tokenizer.decode(ids))
     except Exception as error:  # each tokenizer has errors of its own
@@ -206,7 +208,7 @@ def describe_element(
     classes: Mapping[str, Sequence[str]] | None = None,
     caption: str | None = None,
 ) -> dict[str, Any]:
-    """What the page draws for an element.
+    """Return what the page draws for an element.
 
     Args:
       element: any tree.
@@ -240,7 +242,7 @@ class _Describer:
         self._bytes_left = MEDIA_BYTES
 
     def describe(self, value: Any, name: str, beside: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        """Describes a part: `name` is its key, `beside` are the entries of the same container."""
+        """Describe a part: `name` is its key, `beside` are the entries of the same container."""
         self._parts_left -= 1
         try:
             opened = open_container(value)
@@ -272,7 +274,7 @@ class _Describer:
         return shown
 
     def _add_captions(self, shown: dict[str, Any], entries: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """Writes the labels of a container below its pictures, and the names of classes beside their numbers."""
+        """Write the labels of a container below its pictures, and the names of classes beside their numbers."""
         above = "".join(f"{name}/" for name in self._path)
         classes = {name: self._classes[above + name] for name in arrays if above + name in self._classes}
         labels = find_labels(arrays, classes)
@@ -365,7 +367,7 @@ class _Describer:
         return _describe_numbers(value, mask)
 
     def _describe_objects(self, value: np.ndarray) -> dict[str, Any]:
-        """An array of texts, of encoded images, or of other objects."""
+        """Return an array of texts, of encoded images, or of other objects."""
         flat = value.reshape(-1)
         first = flat[0]
         if self._draws and (_is_in_file(first) or _is_encoded_image(first)):
@@ -435,7 +437,7 @@ class _Describer:
         return shown | {"kept": kept, "mask": None if mask is None else mask[0]}
 
     def _spend(self, size: int) -> bool:
-        """Whether pictures and sounds of this size still fit the page."""
+        """Return whether pictures and sounds of this size still fit the page."""
         self._bytes_left -= size
         return self._bytes_left >= 0
 
@@ -445,7 +447,7 @@ def _cut_mask(mask: tuple[str, np.ndarray] | None, count: int) -> tuple[str, np.
 
 
 def _describe_numbers(value: np.ndarray, mask: tuple[str, np.ndarray] | None, *, draws: bool = True) -> dict[str, Any]:
-    """An array of numbers: figures of it, and its values as far as they fit."""
+    """Return an array of numbers: figures of it, and its values as far as they fit."""
     shown: dict[str, Any] = {
         "kind": "array",
         "values": _format_values(value),
@@ -489,7 +491,7 @@ def _describe_numbers(value: np.ndarray, mask: tuple[str, np.ndarray] | None, *,
 
 
 def _describe_curves(value: np.ndarray) -> dict[str, Any]:
-    """The columns of a table as curves over its rows; of a long table every n-th row."""
+    """Return the columns of a table as curves over its rows; of a long table every n-th row."""
     step = -(-len(value) // pictures.CURVE_POINTS)
     some = value[::step].astype(np.float64)
     series = [{"label": str(column), "y": some[:, column].tolist()} for column in range(value.shape[1])]
@@ -497,12 +499,12 @@ def _describe_curves(value: np.ndarray) -> dict[str, Any]:
 
 
 def _widen(mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A mask of the first axes, as one of all axes."""
+    """Return a mask of the first axes, as one of all axes."""
     return np.broadcast_to(mask.reshape(mask.shape + (1,) * (len(shape) - mask.ndim)), shape)
 
 
 def find_runs(flags: np.ndarray) -> list[list[int]]:
-    """The stretches [first, after the last] where flags are True.
+    """Return the stretches [first, after the last] where flags are True.
 
     >>> find_runs(np.array([False, True, True, False, True]))
     [[1, 3], [4, 5]]
@@ -512,7 +514,7 @@ def find_runs(flags: np.ndarray) -> list[list[int]]:
 
 
 def _format_values(value: np.ndarray) -> str:
-    """The first values, as NumPy writes them."""
+    """Return the first values, as NumPy writes them."""
     corner = value[tuple(slice(0, VALUES if axis < value.ndim - 1 else 2 * VALUES) for axis in range(value.ndim))]
     while corner.ndim > 2:
         corner = corner[0]
@@ -521,13 +523,13 @@ def _format_values(value: np.ndarray) -> str:
 
 
 def _name_type(value: np.ndarray) -> str:
-    """The dtype and shape of an array; "str" and "bytes" for arrays of texts."""
+    """Return the dtype and shape of an array; "str" and "bytes" for arrays of texts."""
     name = {"U": "str", "S": "bytes"}.get(value.dtype.kind)
     return trees.describe(value) if name is None else f"{name}{list(value.shape)}"
 
 
 def _as_array(value: Any) -> Any:
-    """Arrays of other libraries (JAX, PyTorch) as arrays of NumPy, and small floats as float32."""
+    """Return arrays of other libraries (JAX, PyTorch) as arrays of NumPy, and small floats as float32."""
     if type(value).__module__ == "builtins":
         return value
     if not isinstance(value, (np.ndarray, np.generic)) and hasattr(value, "__array__") and hasattr(value, "shape"):
@@ -544,7 +546,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _is_in_file(value: Any) -> bool:
-    """Whether a value is a handle of an image that is still in its file: `bytes(value)` reads it."""
+    """Return whether a value is a handle of an image that is still in its file: `bytes(value)` reads it."""
     if isinstance(value, (bytes, bytearray, np.ndarray, np.generic, type)):
         return False
     return hasattr(value, "__bytes__") and hasattr(value, "__len__")
@@ -568,7 +570,7 @@ def _text_of(value: Any) -> str:
 
 
 def walk(part: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    """The parts of a description that are not containers, each with its path."""
+    """Yield the parts of a description that are not containers, each with its path."""
     if part["kind"] in ("dict", "list"):
         for item in part["items"]:
             yield from walk(item["value"], (*path, item["key"]))

@@ -14,7 +14,7 @@ from bushel._src.base import trees
 
 
 def open_container(value: Any) -> tuple[str, dict[str, Any]] | None:
-    """The kind of a container ("dict" or "list") and its entries by name; None for a leaf.
+    """Return the kind of a container ("dict" or "list") and its entries by name; None for a leaf.
 
     >>> open_container((1, 2))
     ('list', {'0': 1, '1': 2})
@@ -41,7 +41,7 @@ def open_container(value: Any) -> tuple[str, dict[str, Any]] | None:
 
 
 def find_part(element: Any, path: Sequence[str]) -> Any:
-    """The part of an element at a path of names; numbers are places in arrays and lists. Raises KeyError."""
+    """Return the part of an element at a path of names; numbers are places in arrays and lists. Raise KeyError."""
     for name in path:
         opened = open_container(element)
         if opened is not None:
@@ -54,7 +54,7 @@ def find_part(element: Any, path: Sequence[str]) -> Any:
 
 
 def find_batch_size(element: Any) -> int | None:
-    """How many rows a batch has: the length of the first axis, if all arrays agree; None for other elements."""
+    """Return how many rows a batch has: the length of the first axis, if all arrays agree; None for other elements."""
     sizes: collections.Counter[int] = collections.Counter()
     for leaf in trees.leaves(element):
         shape = getattr(leaf, "shape", None)
@@ -65,7 +65,7 @@ def find_batch_size(element: Any) -> int | None:
 
 
 def take_row(element: Any, row: int) -> Any:
-    """One row of a batch, as a tree of the same form."""
+    """Return one row of a batch, as a tree of the same form."""
     return trees.map_leaves(lambda leaf: leaf[row], element)
 
 
@@ -82,7 +82,7 @@ _SMALLEST_IMAGE = 8  # pixels: an array [4, 4, 3] is a table of numbers more oft
 
 
 def is_mask(name: str, value: Any) -> bool:
-    """Whether an entry is a mask: an array of bools, or of 0 and 1 with a name that says so."""
+    """Return whether an entry is a mask: an array of bools, or of 0 and 1 with a name that says so."""
     if not isinstance(value, np.ndarray) or value.ndim == 0 or not value.size:
         return False
     if value.dtype == bool:
@@ -91,7 +91,7 @@ def is_mask(name: str, value: Any) -> bool:
 
 
 def find_mask(name: str, value: np.ndarray, beside: Mapping[str, Any]) -> tuple[str, np.ndarray] | None:
-    """The mask of an array among the entries beside it: its name, and the mask as bools; None if there is none.
+    """Return the mask of an array among the entries beside it: its name, and the mask as bools; None if there is none.
 
     A mask has the first axes of the array, and a name with "mask" in it. `action_pad_mask` belongs to `action`. A mask
     with no other word in its name ("mask", "pad_mask", "attention_mask") belongs to every array that it fits.
@@ -117,7 +117,9 @@ def find_mask(name: str, value: np.ndarray, beside: Mapping[str, Any]) -> tuple[
 
 
 def find_segments(name: str, beside: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The segment ids and positions of packed tokens, from the entries beside them; None where there are none."""
+    """Return the segment ids and positions of packed tokens, from the entries beside them; None where there are
+    none.
+    """
 
     def look(suffixes: tuple[str, ...]) -> Any:
         for suffix in suffixes:
@@ -130,7 +132,7 @@ def find_segments(name: str, beside: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def is_beside_tokens(name: str, beside: Mapping[str, Any]) -> bool:
-    """Whether an entry holds the segment ids or positions of other entries, which are drawn with those."""
+    """Return whether an entry holds the segment ids or positions of other entries, which are drawn with those."""
     for suffix in (*_SEGMENTS, *_POSITIONS):
         if name == suffix[1:] or (name.endswith(suffix) and name[: -len(suffix)] in beside):
             return True
@@ -138,7 +140,7 @@ def is_beside_tokens(name: str, beside: Mapping[str, Any]) -> bool:
 
 
 def is_tokens(name: str, value: np.ndarray, beside: Mapping[str, Any], *, has_tokenizer: bool) -> bool:
-    """Whether an array is a row of tokens, or several rows."""
+    """Return whether an array is a row of tokens, or several rows."""
     if value.dtype.kind not in "iu" or value.ndim not in (1, 2) or not value.size or is_beside_tokens(name, beside):
         return False
     segments, _ = find_segments(name, beside)
@@ -150,7 +152,7 @@ def is_tokens(name: str, value: np.ndarray, beside: Mapping[str, Any], *, has_to
 
 
 def find_rate(name: str, value: np.ndarray, beside: Mapping[str, Any]) -> int | None:
-    """The sampling rate of a sound, in samples per second; None if the array is not a sound."""
+    """Return the sampling rate of a sound, in samples per second; None if the array is not a sound."""
     rates = [beside[key] for key in _RATES if key in beside]
     rate = next((int(r) for r in rates if np.ndim(r) == 0 and np.issubdtype(np.asarray(r).dtype, np.number)), 0)
     short = value.ndim == 1 or (value.ndim == 2 and value.shape[1] <= 2)
@@ -162,12 +164,12 @@ def find_rate(name: str, value: np.ndarray, beside: Mapping[str, Any]) -> int | 
 
 
 def is_image(name: str, value: np.ndarray) -> bool:
-    """Whether the last axes of an array are those of an image."""
+    """Return whether the last axes of an array are those of an image."""
     return find_image_axes(name, value) is not None
 
 
 def find_image_axes(name: str, value: np.ndarray) -> str | None:
-    """How the last axes of an array form an image: "HWC", "CHW" or "HW"; None if they do not."""
+    """Return how the last axes of an array form an image: "HWC", "CHW" or "HW"; None if they do not."""
     if value.ndim < 2 or not value.size or value.dtype.kind not in "uifb":
         return None
     named = bool(_IMAGE_NAME.search(name))

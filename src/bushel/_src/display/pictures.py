@@ -29,7 +29,7 @@ _PADDING_RGB = (128, 128, 128)
 
 
 def data_url(kind: str, content: bytes) -> str:
-    """A file as an address that holds the file itself.
+    """Return a file as an address that holds the file itself.
 
     >>> data_url("text/plain", b"hi")
     'data:text/plain;base64,aGk='
@@ -38,7 +38,10 @@ def data_url(kind: str, content: bytes) -> str:
 
 
 def png(pixels: np.ndarray, edge: int = IMAGE_EDGE) -> bytes:
-    """An image as a PNG file: uint8 [height, width], or with 1, 3 or 4 channels. Larger than `edge`, it is reduced."""
+    """Return an image as a PNG file: uint8 [height, width], or with 1, 3 or 4 channels.
+
+    Larger than `edge`, it is reduced.
+    """
     pillow: Any = import_package("PIL.Image", "view", "Pictures")
     if pixels.ndim == 3 and pixels.shape[-1] == 1:
         pixels = pixels[..., 0]
@@ -53,12 +56,12 @@ def png(pixels: np.ndarray, edge: int = IMAGE_EDGE) -> bytes:
 
 
 def png_url(pixels: np.ndarray, edge: int = IMAGE_EDGE) -> str:
-    """An image as an address for `<img src=...>`: see `png`."""
+    """Return an image as an address for `<img src=...>`: see `png`."""
     return data_url("image/png", png(pixels, edge))
 
 
 def to_pixels(values: np.ndarray) -> tuple[np.ndarray, str]:
-    """An image of any dtype as uint8, and a sentence on how its values were changed; "" if they were not.
+    """Return an image of any dtype as uint8, and a sentence on how its values were changed; "" if they were not.
 
     Floats from 0 to 1 and from -1 to 1 are taken for these ranges. All others are stretched from minimum to maximum.
 
@@ -85,7 +88,10 @@ def to_pixels(values: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 def draw_mask(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """An image with the part where `mask` is False dimmed and hatched. The mask has the image's height and width."""
+    """Return an image with the part where `mask` is False dimmed and hatched.
+
+    The mask has the image's height and width.
+    """
     rgb = np.repeat(pixels[..., None], 3, axis=-1) if pixels.ndim == 2 else pixels
     if rgb.shape[-1] == 1:
         rgb = np.repeat(rgb, 3, axis=-1)
@@ -100,7 +106,7 @@ def draw_mask(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def sprite(frames: np.ndarray, edge: int = 160) -> dict[str, Any]:
-    """Frames [count, height, width, channels] (uint8) side by side in one picture, with the size of each.
+    """Return frames [count, height, width, channels] (uint8) side by side in one picture, with the size of each.
 
     The page shows it as a strip, and plays it.
     """
@@ -131,7 +137,7 @@ def sprite(frames: np.ndarray, edge: int = 160) -> dict[str, Any]:
 
 
 def wav(samples: np.ndarray, rate: int, seconds: float = 30.0) -> bytes:
-    """Sound as a WAV file of 16 bits: [time] or [time, channels], floats from -1 to 1 or integers. It is cut."""
+    """Return sound as a WAV file of 16 bits: [time] or [time, channels], floats from -1 to 1 or integers. It is cut."""
     samples = samples[: int(rate * seconds)]
     if samples.dtype.kind == "f":
         samples = np.clip(np.nan_to_num(samples), -1, 1) * 32767
@@ -149,7 +155,7 @@ def wav(samples: np.ndarray, rate: int, seconds: float = 30.0) -> bytes:
 
 
 def take_sample(values: np.ndarray) -> np.ndarray:
-    """At most about `SAMPLE` values of an array, evenly spread, as one axis."""
+    """Return at most about `SAMPLE` values of an array, evenly spread, as one axis."""
     if values.size <= SAMPLE:
         return values.reshape(-1)
     if values.flags.c_contiguous:
@@ -159,7 +165,7 @@ def take_sample(values: np.ndarray) -> np.ndarray:
 
 
 def summarize(values: np.ndarray) -> dict[str, Any]:
-    """Minimum, maximum, mean, standard deviation and the share of NaN; of a sample if the array is large."""
+    """Return minimum, maximum, mean, standard deviation and the share of NaN; of a sample if the array is large."""
     sample = take_sample(values)
     if sample.dtype.kind not in "iufb" or not sample.size:
         return {}
@@ -178,7 +184,7 @@ MOST_EMPTY = 9
 
 
 def histogram(values: np.ndarray) -> dict[str, Any] | None:
-    """Counts of values in intervals of equal width: {"edges": [...], "counts": [...]}.
+    """Count of values in intervals of equal width: {"edges": [...], "counts": [...]}.
 
     There are as many bins as have fewer than ten empty ones among them. Edges between whole numbers are halves, and all
     bins then hold equally many whole numbers. None if no value is finite.
@@ -206,7 +212,7 @@ def histogram(values: np.ndarray) -> dict[str, Any] | None:
 
 
 def _divide(low: float, high: float, bins: int, whole: bool) -> np.ndarray:
-    """The edges of at most `bins` bins from `low` to `high`."""
+    """Return the edges of at most `bins` bins from `low` to `high`."""
     if whole and high - low < 2**52:
         width = math.ceil((high - low + 1) / bins)
         return low - 0.5 + width * np.arange(math.ceil((high - low + 1) / width) + 1)
@@ -214,7 +220,7 @@ def _divide(low: float, high: float, bins: int, whole: bool) -> np.ndarray:
 
 
 def curve(values: np.ndarray, points: int = CURVE_POINTS) -> dict[str, Any]:
-    """A long row of numbers as at most `points` points: {"x": [...], "y": [...]}.
+    """Return a long row of numbers as at most `points` points: {"x": [...], "y": [...]}.
 
     Each stretch gives its smallest and its largest value, so that no peak is lost.
     """
@@ -232,7 +238,7 @@ def curve(values: np.ndarray, points: int = CURVE_POINTS) -> dict[str, Any]:
 
 
 def heat_map(values: np.ndarray, mask: np.ndarray | None = None, edge: int = HEAT_EDGE) -> dict[str, Any]:
-    """A table of numbers [rows, columns] as a picture, dark for small and bright for large values.
+    """Return a table of numbers [rows, columns] as a picture, dark for small and bright for large values.
 
     Larger tables are thinned out: every n-th row and column is drawn. NaN is grey, and so is what `mask` hides.
     """
@@ -258,7 +264,7 @@ def heat_map(values: np.ndarray, mask: np.ndarray | None = None, edge: int = HEA
 
 @functools.cache
 def _colors() -> np.ndarray:
-    """256 colours from dark blue over green to yellow, close to Matplotlib's viridis."""
+    """Return 256 colours from dark blue over green to yellow, close to Matplotlib's viridis."""
     anchors = [(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)]
     places = np.linspace(0, 255, len(anchors))
     channels = [np.interp(np.arange(256), places, [color[channel] for color in anchors]) for channel in range(3)]
@@ -270,7 +276,7 @@ PIXELS = 64_000_000
 
 
 def decode_image(content: bytes) -> np.ndarray:
-    """An encoded image as uint8 [height, width] or [height, width, channels]."""
+    """Return an encoded image as uint8 [height, width] or [height, width, channels]."""
     pillow: Any = import_package("PIL.Image", "view", "Pictures")
     with pillow.open(io.BytesIO(content)) as image:
         if image.width * image.height > PIXELS:
@@ -281,7 +287,7 @@ def decode_image(content: bytes) -> np.ndarray:
 
 
 def decode_video(content: bytes, count: int) -> tuple[np.ndarray, int, float]:
-    """The first frames of a video, how many it has, and how many it shows per second."""
+    """Return the first frames of a video, how many it has, and how many it shows per second."""
     av: Any = import_package("av", "video", "Videos")
     with av.open(io.BytesIO(content)) as container:
         stream = container.streams.video[0]

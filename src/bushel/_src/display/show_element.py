@@ -19,7 +19,7 @@ _MONO = "font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere"
 
 
 def draw(part: dict[str, Any]) -> str:
-    """The HTML of a description that `describe_element` made.
+    """Return the HTML of a description that `describe_element` made.
 
     >>> draw({"kind": "text", "type": "str", "text": "<b>"})
     '<div style="font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere">&lt;b&gt;</div>'
@@ -96,7 +96,7 @@ def _draw_array(part: dict[str, Any]) -> str:
 
 
 def draw_curve(values: Sequence[Any], width: int = 320, height: int = 60) -> str:
-    """A curve as SVG. Values that are not finite leave gaps."""
+    """Return a curve as SVG. Values that are not finite leave gaps."""
     numbers = [float(value) for value in values]
     finite = [value for value in numbers if abs(value) != float("inf") and value == value]
     if len(finite) < 2:
@@ -114,7 +114,7 @@ def draw_curve(values: Sequence[Any], width: int = 320, height: int = 60) -> str
 
 
 def draw_bars(counts: Sequence[int], width: int = 240, height: int = 60) -> str:
-    """A histogram as SVG."""
+    """Return a histogram as SVG."""
     across, up = width / max(1, len(counts)), height / (max(counts, default=0) or 1)
     bars = [
         f'<rect x="{place * across:.1f}" y="{height - count * up:.1f}" width="{max(across - 0.5, 0.5):.1f}" '

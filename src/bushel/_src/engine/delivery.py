@@ -145,7 +145,7 @@ class Delivery(Cursor):
 
     @abc.abstractmethod
     def _pull_here(self, count: int) -> Block | None:
-        """Compute up to `count` rows in the consumer, and move the position behind them. Returns None at the end.
+        """Compute up to `count` rows in the consumer, and move the position behind them. Return None at the end.
 
         The block is empty if a filter has dropped all rows.
         """
@@ -243,7 +243,7 @@ class Delivery(Cursor):
         return None
 
     def _next_block(self) -> bool:
-        """Wait for the next block, and submit another one in its place. Returns False at the end."""
+        """Wait for the next block, and submit another one in its place. Return False at the end."""
         assert self._placement is not None
         self._result = None
         try:
@@ -280,7 +280,7 @@ class Delivery(Cursor):
         return True
 
     def _step_over(self, error: BaseException) -> bool:
-        """Skip an element that kills workers, if the options say so. Returns False for other errors."""
+        """Skip an element that kills workers, if the options say so. Return False for other errors."""
         if self._skips is None or not isinstance(error, WorkerDied) or error.at is None:
             return False
         low, high = error.at
@@ -294,7 +294,7 @@ class Delivery(Cursor):
         return True
 
     def make_here(self, low: int, high: int, limit: int = 0) -> tuple[Block, int]:
-        """Compute the rows of positions [low, high) in the consumer. Returns them, and the position after them.
+        """Compute the rows of positions [low, high) in the consumer. Return them, and the position after them.
 
         If a row fails, the rows before it are returned, and the next pull raises its error. If elements are missing,
         others may be computed in their place, from positions before `limit`.

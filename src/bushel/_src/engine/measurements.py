@@ -137,7 +137,7 @@ class SkippedElements:
 
 
 def format_size(count: float) -> str:
-    """A number of bytes with a unit: 1.5 MB."""
+    """Return a number of bytes with a unit: 1.5 MB."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -232,7 +232,7 @@ def get_number(node: Node) -> int | None:
 
 
 def number_stages(node: Node, stages: list[Node]) -> Any:
-    """Return a copy of a graph in which every stage has a number. Appends the stages to `stages`, in that order."""
+    """Return a copy of a graph in which every stage has a number. Append the stages to `stages`, in that order."""
     copies: dict[int, Node] = {}
 
     def copy_node(node: Node) -> Node:

@@ -567,14 +567,14 @@ are requested while some are handed over."""
 
 
 def costs_round_trips(node: Node) -> bool:
-    """Whether a source of the graph says that a read costs a round trip, and can read many records at a time."""
+    """Return whether a source of the graph says that a read costs a round trip, and can read many records at a time."""
     if type(node) is SourceNode and getattr(node.source, "costs_round_trip", False) is True:
         return get_batch_reader(node.source) is not None
     return any(costs_round_trips(parent) for parent in node.parents)
 
 
 def count_together(node: MapNode, parallelism: int) -> int:
-    """How many elements of a map node each thread or worker should read at a time, at least."""
+    """Return how many elements of a map node each thread or worker should read at a time, at least."""
     if not node.length or not costs_round_trips(node):
         return 1
     records = sum(len(origin.indices) for origin in node.origins(0))

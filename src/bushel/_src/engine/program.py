@@ -212,14 +212,14 @@ class ProgramInput(abc.ABC):
 
     @abc.abstractmethod
     def read(self, low: int, high: int, private: bool) -> Block:
-        """Return the rows at positions [low, high). Raises RowFailed. After a failure, the program reads them again.
+        """Return the rows at positions [low, high). Raise RowFailed. After a failure, the program reads them again.
 
         If they are not `private`, the caller does not write into them, so they may belong to a source.
         """
 
     @overridable
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        """Return index and records of row number `row` of the last read; by default they are not known."""
+        """Return index and record of row number `row` of the last read; by default they are not known."""
         return None
 
 
@@ -408,7 +408,7 @@ class Runner:
         return Result(rows, self.marks(), self.after, skipped=self.skipped, stays=self.stays)
 
     def make(self, low: int, high: int, limit: int = 0) -> Block:
-        """Run the program on positions [low, high), and return the rows. Raises FailedAt if an element fails.
+        """Run the program on positions [low, high), and return the rows. Raise FailedAt if an element fails.
 
         Afterwards `after`, `stays` and `skipped` are as in Result. If the consumer asks for one element at a time, this
         runs for every element, so each function call in here costs time. With a `limit` beyond `high`, the block may go
@@ -471,7 +471,7 @@ class Runner:
         return list(block) if type(block) is RowsOfKnownTypes else block
 
     def _read_on(self, block: list[Any], there: list[Any], limit: int) -> tuple[list[Any], list[Any]]:
-        """Reads as many positions more as elements are missing, and again for those that are missing among them.
+        """Read as many positions more as elements are missing, and again for those that are missing among them.
 
         So one block fills a batch after a filter. Nothing is read ahead: if no element were missing among those that
         are read, the consumer would get all of them.

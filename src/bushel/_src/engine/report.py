@@ -61,7 +61,7 @@ class Report:
     """The latest of them, with their errors."""
 
     def since(self, earlier: Report) -> Report:
-        """The figures of the time between an earlier report of the same iterator and this one."""
+        """Return the figures of the time between an earlier report of the same iterator and this one."""
         stages = {(stage.number, stage.where): stage for stage in earlier.stages}
         return dataclasses.replace(
             self,
@@ -137,7 +137,7 @@ class Report:
         return max(stages, key=lambda stage: stage.self_s, default=None)
 
     def _find_awaited_pool(self) -> Pool | None:
-        """The pool that the consumer mostly waited for; None if the consumer itself was computing.
+        """Return the pool that the consumer mostly waited for; None if the consumer itself was computing.
 
         If several pools wait for one another, it is the busiest.
         """
@@ -169,7 +169,7 @@ def _subtract(later: _T, earlier: _T | None) -> _T:
 
 
 def _pad(earlier: tuple[_T, ...], later: tuple[_T, ...]) -> list[_T | None]:
-    """The earlier figures, with None for those that were not there yet."""
+    """Return the earlier figures, with None for those that were not there yet."""
     return [*earlier, *[None] * (len(later) - len(earlier))]
 
 

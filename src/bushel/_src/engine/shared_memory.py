@@ -22,12 +22,12 @@ from bushel._src.base.memory import ALIGNMENT
 
 
 def uses_temporary_file(*, portable: bool) -> bool:
-    """Whether shared memory is in a temporary file, because there is no memfd."""
+    """Return whether shared memory is in a temporary file, because there is no memfd."""
     return portable or not hasattr(os, "memfd_create")
 
 
 def make_anonymous_file(size: int, *, portable: bool = False) -> int:
-    """Makes shared memory without a name and returns its file descriptor: a memfd, or else a deleted temporary file."""
+    """Make shared memory without a name and return its file descriptor: a memfd, or else a deleted temporary file."""
     if not uses_temporary_file(portable=portable):
         descriptor = os.memfd_create("bushel", os.MFD_CLOEXEC)
     else:
@@ -40,7 +40,7 @@ def make_anonymous_file(size: int, *, portable: bool = False) -> int:
 
 
 def write_all(descriptor: int, data: Any, start: int) -> None:
-    """Writes all of a buffer into a file, from offset `start` on. Raises OSError if the file system has no room."""
+    """Write all of a buffer into a file, from offset `start` on. Raise OSError if the file system has no room."""
     view, done = memoryview(data), 0
     while done < view.nbytes:
         # In pieces: Linux writes at most 2 GiB at a time, and macOS refuses more.
@@ -48,7 +48,7 @@ def write_all(descriptor: int, data: Any, start: int) -> None:
 
 
 def _reserve(descriptor: int, start: int, size: int) -> None:
-    """Makes the file system set aside room for part of a file, or raises OSError.
+    """Make the file system set aside room for part of a file, or raise OSError.
 
     Without it, a process that writes into the mapped file when the disk is full is killed by SIGBUS.
     """
@@ -89,7 +89,7 @@ class Slab:
             _reserve(self.descriptor, slot * self.slot_bytes, self.slot_bytes)
 
     def grant(self) -> int | None:
-        """The number of a free slot, which is then held; None if all are held."""
+        """Return the number of a free slot, which is then held; None if all are held."""
         while not self._returned.empty():
             self._free.append(self._returned.get())
         if self._free:
@@ -105,11 +105,13 @@ class Slab:
         return None
 
     def give_back(self, slot: int) -> None:
-        """Frees a slot that was granted and not leased."""
+        """Free a slot that was granted and not leased."""
         self._returned.put(slot)
 
     def lease(self, slot: int) -> memoryview:
-        """The memory of a slot that was granted. The slot is free again when nothing looks into that memory any more.
+        """Return the memory of a slot that was granted.
+
+        The slot is free again when nothing looks into that memory any more.
 
         Every array on the memory keeps the ctypes object alive, also through slices and views: so its end is the end of
         the last array.
@@ -130,19 +132,19 @@ class Slab:
         return self.descriptor < 0
 
     def locate(self, slot: int) -> int:
-        """The address of a slot in this process."""
+        """Return the address of a slot in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + slot * self.slot_bytes
 
     def count_leases(self) -> int:
-        """How many slots arrays look into."""
+        """Return how many slots arrays look into."""
         return len(self._leased)
 
     def count_held(self) -> int:
-        """How many slots are granted or leased."""
+        """Return how many slots are granted or leased."""
         return self._touched - len(self._free) - self._returned.qsize()
 
     def close(self) -> None:
-        """Closes the descriptor. The memory itself stays mapped until the last leased slot is free."""
+        """Close the descriptor. The memory itself stays mapped until the last leased slot is free."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -160,17 +162,17 @@ class Slot:
         self.used = 0
 
     def reset(self) -> None:
-        """Frees everything, for the next task."""
+        """Free everything, for the next task."""
         self.used = 0
 
     def allocate(self, size: int) -> int | None:
-        """The offset of `size` aligned bytes; None if they do not fit."""
+        """Return the offset of `size` aligned bytes; None if they do not fit."""
         offset = -(-self.used // ALIGNMENT) * ALIGNMENT
         self.used = offset + size
         return offset if self.used <= len(self._memory) else None
 
     def make_array(self, shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> np.ndarray | None:
-        """An array in this slot; None if it does not fit. See `bushel._src.base.memory.Allocator`."""
+        """Return an array in this slot; None if it does not fit. See `bushel._src.base.memory.Allocator`."""
         offset = self.allocate(size)
         return None if offset is None else np.frombuffer(self.view(offset, size), dtype=dtype).reshape(shape)
 
@@ -178,7 +180,7 @@ class Slot:
         return self._memory[offset : offset + size]
 
     def find_offset(self, address: int, size: int) -> int | None:
-        """The offset of an array that was made in this slot; None for memory from elsewhere."""
+        """Return the offset of an array that was made in this slot; None for memory from elsewhere."""
         offset = address - self._start
         return offset if offset >= 0 and offset + size <= len(self._memory) else None
 
@@ -216,7 +218,7 @@ class DmaMapper:
         self._lock = threading.Lock()
 
     def map(self, arena: Slab, slot: int) -> None:
-        """Asks for a slot to be mapped, and returns at once. Asking again changes nothing."""
+        """Ask for a slot to be mapped, and return at once. Asking again changes nothing."""
         asked = self._asked.setdefault(arena, set())
         if slot not in asked and not self._failed and not arena.is_closed:
             asked.add(slot)
@@ -229,11 +231,11 @@ class DmaMapper:
             self._requests.put(arena)
 
     def stop(self) -> None:
-        """Ends the thread once all arenas are closed and unmapped. May be called from a finalizer."""
+        """End the thread once all arenas are closed and unmapped. May be called from a finalizer."""
         self._requests.put(_STOP)
 
     def count_mapped_bytes(self) -> int:
-        """How many bytes are mapped now."""
+        """Return how many bytes are mapped now."""
         return sum(arena.slot_bytes * len(addresses) for arena, addresses in list(self._mapped.items()))
 
     def _start(self) -> None:
@@ -284,7 +286,7 @@ class DmaMapper:
 
 
 def find_mapper(devices: Iterable[Any]) -> DmaMapper | None:
-    """A mapper for devices of JAX; None for CPUs, and where JAX's client cannot map memory."""
+    """Return a mapper for devices of JAX; None for CPUs, and where JAX's client cannot map memory."""
     for device in devices:
         if device.platform != "cpu" and hasattr(device.client, "dma_map") and hasattr(device.client, "dma_unmap"):
             return DmaMapper(device.client)

@@ -106,7 +106,7 @@ class StreamProgram:
         return Result(rows, marks, [], failure, skipped, states)
 
     def get_first_state(self) -> State:
-        """Return the state at the beginning. Opens the stream in this process for that."""
+        """Return the state at the beginning. Open the stream in this process for that."""
         cursor = self.open(self.node, self.options, Skips(None) if self.skip else None)
         try:
             return cursor.get_state()
@@ -120,7 +120,7 @@ class StreamProgram:
             opened.cursor.close()
 
     def _open_at(self, at: tuple[int, int], state: State | None) -> _OpenRun:
-        """Return the stream at a row of a run, for one task alone. Opens it at `state` if it is not open there."""
+        """Return the stream at a row of a run, for one task alone. Open it at `state` if it is not open there."""
         stream = None
         for opened in self._pop_idle():
             if opened.at == at:

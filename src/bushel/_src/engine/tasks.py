@@ -53,7 +53,10 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.
 
 
 def wait_for_result(done: Future[Any], describe: Callable[[], str | None]) -> Any:
-    """The result of a future, however long it takes. Warns now and then with what `describe` returns, if anything."""
+    """Return the result of a future, however long it takes.
+
+    Warns now and then with what `describe` returns, if anything.
+    """
     waited_s = 0.0
     while True:
         with contextlib.suppress(TimeoutError):
@@ -66,13 +69,13 @@ def wait_for_result(done: Future[Any], describe: Callable[[], str | None]) -> An
 
 
 def warn(waited_s: float, description: str | None) -> None:
-    """Logs for how long no result has arrived, unless there is no description."""
+    """Log for how long no result has arrived, unless there is no description."""
     if description is not None:
         logger.warning("No result has arrived for %.4g s. %s", waited_s, description)
 
 
 def describe_threads(threads: Iterable[threading.Thread], idle: str) -> str | None:
-    """Where threads are in the code, without those whose innermost function is named `idle`.
+    """Return where threads are in the code, without those whose innermost function is named `idle`.
 
     None if one of them is inside `wait_for_result`: then it warns itself, and knows more.
     """
@@ -93,7 +96,7 @@ def describe_threads(threads: Iterable[threading.Thread], idle: str) -> str | No
 
 
 def hide_library(lines: list[str]) -> str:
-    """The lines of a stack that are not in this library; all of them if there are no others."""
+    """Return the lines of a stack that are not in this library; all of them if there are no others."""
     return "\n".join([line for line in lines if _PACKAGE not in line] or lines)
 
 

@@ -321,12 +321,12 @@ def _is_heavy(element: Any, seconds: float) -> bool:
 
 
 def size_of(element: Any) -> int:
-    """The bytes of the arrays of an element."""
+    """Return the bytes of the arrays of an element."""
     return sum(getattr(leaf, "nbytes", 0) for leaf in trees.leaves(element))
 
 
 def wait_until_there(element: Any) -> None:
-    """Waits until all arrays of an element are on their device."""
+    """Wait until all arrays of an element are on their device."""
     for leaf in trees.leaves(element):
         wait = getattr(leaf, "block_until_ready", None)
         if wait is not None:
@@ -334,7 +334,7 @@ def wait_until_there(element: Any) -> None:
 
 
 def make_put(where: Any, unsupported: str) -> Put:
-    """A function that puts an element on a device.
+    """Return a function that puts an element on a device.
 
     Args:
       where: a device, a sharding, or a tree of these as `jax.device_put` takes it.
@@ -407,7 +407,7 @@ def _make_array_put(where: Any) -> Callable[[np.ndarray], Any] | None:
 
 
 def fits_in_jax(leaf: Any) -> bool:
-    """Whether JAX can hold a leaf: numbers, and arrays of them."""
+    """Return whether JAX can hold a leaf: numbers, and arrays of them."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
         return isinstance(leaf, bool | int | float | complex) or hasattr(leaf, "__jax_array__")
@@ -430,7 +430,7 @@ def _describe_misfits(element: Any) -> str:
 
 
 def find_devices(where: Any) -> list[Any]:
-    """The devices that a device, a sharding or a tree of them names; JAX's default device for None."""
+    """Return the devices that a device, a sharding or a tree of them names; JAX's default device for None."""
     import jax
 
     devices: dict[Any, None] = {}
@@ -453,6 +453,6 @@ def find_devices(where: Any) -> list[Any]:
 
 
 def name_devices(devices: list[Any]) -> str:
-    """Devices as they read in a report."""
+    """Return devices as they read in a report."""
     kinds = {getattr(device, "device_kind", device.platform) for device in devices}
     return f"{len(devices)} x {', '.join(sorted(kinds))}"

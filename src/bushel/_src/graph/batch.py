@@ -26,7 +26,7 @@ BatchFn = Callable[[Sequence[Any]], Any]
 
 
 def derive_batch_spec(spec: Any, batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> Any:
-    """The element spec of batches; the batch axis is None where the last batch may be smaller."""
+    """Return the element spec of batches; the batch axis is None where the last batch may be smaller."""
     if batch_fn is None:
         size = batch_size if drop_remainder else None
         return trees.map_leaves(lambda leaf: ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), spec)
@@ -40,7 +40,7 @@ def derive_batch_spec(spec: Any, batch_size: int, drop_remainder: bool, batch_fn
 
 
 def format_batch_call(batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> str:
-    """How batching reads: `batch(128, drop_remainder=True)`."""
+    """Return how batching reads: `batch(128, drop_remainder=True)`."""
     shown = [str(batch_size)]
     if drop_remainder:
         shown.append("drop_remainder=True")
@@ -50,7 +50,7 @@ def format_batch_call(batch_size: int, drop_remainder: bool, batch_fn: BatchFn |
 
 
 def make_batch(block: Block, batch_fn: BatchFn | None) -> Any:
-    """Makes one batch of a block of elements."""
+    """Make one batch of a block of elements."""
     if batch_fn is not None:
         return batch_fn(blocks.rows_of(block))
     if isinstance(block, Columns) and block.present is None:
@@ -59,12 +59,14 @@ def make_batch(block: Block, batch_fn: BatchFn | None) -> Any:
 
 
 def _restack(leaf: np.ndarray) -> np.ndarray:
-    """A column as if its rows had been stacked: text as wide as the widest row, numbers in the machine's byte order."""
+    """Return a column as if its rows had been stacked: text as wide as the widest row, numbers in the machine's byte
+    order.
+    """
     return leaf if leaf.dtype.isnative and leaf.dtype.kind not in "SU" else np.stack(list(leaf))
 
 
 def is_made_by_library(batch_fn: BatchFn | None) -> bool:
-    """Whether batches are made by the library alone."""
+    """Return whether batches are made by the library alone."""
     inner: Any = batch_fn.func if isinstance(batch_fn, functools.partial) else batch_fn
     return inner is None or inner is batch_and_pad
 
@@ -74,11 +76,11 @@ class Batches(OneParentMap):
 
     @abc.abstractmethod
     def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
-        """(edges, elements, kinds): batch n is made of the parent's `elements[edges[n]:edges[n + 1]]`."""
+        """Return (edges, elements, kinds): batch n is made of the parent's `elements[edges[n]:edges[n + 1]]`."""
 
     @abc.abstractmethod
     def make(self, block: Block, kind: int) -> Any:
-        """One batch of a block of elements; `kind` is the batch's entry of `kinds`."""
+        """Return one batch of a block of elements; `kind` is the batch's entry of `kinds`."""
 
     @property
     @abc.abstractmethod
@@ -87,13 +89,13 @@ class Batches(OneParentMap):
 
     @abc.abstractmethod
     def full_size(self, kind: int) -> int:
-        """How many elements a batch of this kind has, unless it is the last one and smaller."""
+        """Return how many elements a batch of this kind has, unless it is the last one and smaller."""
 
     def plan(self, indices: np.ndarray) -> Plan:
         return self.plan_parts(indices, *self.parts_of(indices))
 
     def plan_parts(self, indices: np.ndarray, edges: np.ndarray, elements: np.ndarray, kinds: Sequence[int]) -> Plan:
-        """Plans the batches at `indices` from the elements that are given, which may be some of those they have."""
+        """Plan the batches at `indices` from the elements that are given, which may be some of those they have."""
         ours, as_columns = is_made_by_library(self.batch_function), self.parent.in_place is InPlace.AS_COLUMNS
         return _Batched(self, indices, edges.tolist(), kinds, self.parent.plan(elements), ours, as_columns)
 
@@ -189,7 +191,7 @@ class _Batched(Plan):
 
 @public("bushel.experimental")
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
-    """A batch of exactly `batch_size` rows, padded with `pad_value`: a `batch_fn` that keeps every shape static.
+    """Return a batch of exactly `batch_size` rows, padded with `pad_value`: a `batch_fn` that keeps every shape static.
 
     >>> batch_and_pad([1, 2], batch_size=3)
     array([1, 2, 0])

@@ -49,7 +49,7 @@ class PackOptions:
 
 
 def check_options(length: Any, strategy: str, window: Any, seed: Any, max_sequences: Any) -> PackOptions:
-    """Options of packing. Raises an error for any that cannot be."""
+    """Return options of packing. Raise an error for any that cannot be."""
     if isinstance(length, Mapping):
         if not length:
             raise ValueError("`pack` needs the length of a row for at least one feature, got none.")
@@ -85,7 +85,7 @@ class RowPlan:
 
 
 def plan_rows(lengths: np.ndarray, options: PackOptions) -> RowPlan:
-    """Decides where sequences go. `lengths` has the shape (sequences, features)."""
+    """Decide where sequences go. `lengths` has the shape (sequences, features)."""
     capacities = list(options.capacities.values())
     order = np.arange(len(lengths))
     if options.seed is not None and len(lengths):
@@ -154,7 +154,7 @@ class PackedRows(OneParentMap):
         return made_of_several(edges, elements)
 
     def _pieces_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where each row begins among the pieces of all of them, these pieces, and the elements they are of."""
+        """Return where each row begins among the pieces of all of them, these pieces, and the elements they are of."""
         epoch, row = int64.split(indices, self.length, to=self.parent.length)
         first = self.pieces.edges[row]
         sizes = self.pieces.edges[row + 1] - first
@@ -220,7 +220,7 @@ class _Feature:
         )
 
     def tokens(self, entries: list[Any], which: np.ndarray, first: int, end: int) -> list[np.ndarray]:
-        """Pieces [first, end). Several may be of one entry: `which` says of which entry each is.
+        """Return pieces [first, end). Several may be of one entry: `which` says of which entry each is.
 
         Raises RowFailed, with the number of the piece as its row, where an entry is not as long as was planned.
         """
@@ -246,7 +246,7 @@ class _Feature:
         return [sequence[begin:stop] for sequence, begin, stop in cuts]
 
     def rows(self, tokens: list[np.ndarray], low: int, high: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows [low, high) with these pieces, the numbers of their segments, and positions in these."""
+        """Return rows [low, high) with these pieces, the numbers of their segments, and positions in these."""
         edges = self.edges[low : high + 1] - self.edges[low]
         here = slice(self.edges[low], self.edges[high])
         runs, shape = self.runs[here], (high - low, self.length)
@@ -324,7 +324,7 @@ def _count_up(count: int) -> np.ndarray:
 
 
 def _have_one_kind(sequences: list[np.ndarray]) -> bool:
-    """Whether sequences have one dtype, and one shape from the second axis on."""
+    """Return whether sequences have one dtype, and one shape from the second axis on."""
     if isinstance(sequences, Sequences):
         return True
     kinds = set(map(operator.attrgetter("dtype", "ndim"), sequences))
@@ -431,7 +431,7 @@ class Bucket(Batches):
 
 
 def put_into_buckets(node: MapNode, column: Column, options: BucketOptions) -> Bucket:
-    """Batches of the elements of a node by their lengths, which are the values of `column`."""
+    """Return batches of the elements of a node by their lengths, which are the values of `column`."""
     # Tables of later epochs, too, are made from the node that the column was computed on: the pipeline's may be a copy.
     lengths = functools.partial(column._of_epoch, node)
     find_buckets = functools.partial(_find_buckets, lengths, options.boundaries)
@@ -449,7 +449,7 @@ def _sort_by_bucket(find_buckets: Callable[[int], np.ndarray], epoch: int) -> np
 
 
 def _stack(rows: list[Any], length: int, padding: Any) -> Any:
-    """Stacks rows; the first axis of each leaf is padded to `length`."""
+    """Stack rows; the first axis of each leaf is padded to `length`."""
     parts = trees.gather_children(rows)
     if parts is not None:
         return parts[1](_stack(column, length, padding) for column in parts[0])
@@ -474,7 +474,7 @@ def _stack(rows: list[Any], length: int, padding: Any) -> Any:
 
 
 def check_sizes(boundaries: Sequence[int], batch_sizes: int | Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns boundaries that grow and a batch size for each of them. Raises for any others."""
+    """Return boundaries that grow and a batch size for each of them. Raise for any others."""
     bounds = tuple(checks.positive(boundary, "A boundary of a bucket") for boundary in boundaries)
     if not bounds or any(low >= high for low, high in itertools.pairwise(bounds)):
         raise ValueError(f"Boundaries of buckets must grow, and there must be one, got {list(bounds)}.")

@@ -70,7 +70,7 @@ class _CacheCursor(Over[Cache]):
         """Whether the parent's position is not known, and has to be found by reading from the start."""
 
     def _find_kept(self) -> Kept | None:
-        """The elements that are kept already, if they can be used."""
+        """Return the elements that are kept already, if they can be used."""
         kept = self.store.find(self.name)
         # If elements were skipped when they were read, and failures raise here, the stream has to be read again.
         return None if kept is not None and kept.skipped and self.skips is None else kept
@@ -102,7 +102,7 @@ class _CacheCursor(Over[Cache]):
         return self._read_back(kept, count)
 
     def _read_back(self, elements: CachedElements, count: int) -> list[Any]:
-        """The next elements, of those that were read before. A skipped element counts with the row after it."""
+        """Return the next elements, of those that were read before. A skipped element counts with the row after it."""
         last = min(len(elements), self.position + count)
         rows = [elements.element(number) for number in range(self.position, last)]
         here = elements.state(last)
@@ -112,7 +112,7 @@ class _CacheCursor(Over[Cache]):
         return rows
 
     def _forget(self, kept: Kept, error: DamagedFile) -> None:
-        """Stops using the kept elements, which are damaged. The next whole pass records them again."""
+        """Stop using the kept elements, which are damaged. The next whole pass records them again."""
         warnings.warn(
             f"A cache is damaged. Its elements are computed, and kept, again: {error}", BushelWarning, stacklevel=2
         )
@@ -120,7 +120,7 @@ class _CacheCursor(Over[Cache]):
         self.kept, self.parent_at = None, None
 
     def _read(self, count: int) -> list[Any]:
-        """Reads up to `count` elements of the recording or of the parent.
+        """Read up to `count` elements of the recording or of the parent.
 
         It reads only one of the parent while they are recorded, since each needs its state.
         """
@@ -155,7 +155,7 @@ class _CacheCursor(Over[Cache]):
         return rows
 
     def _catch_up(self) -> None:
-        """Reads from the start up to the position. The skipped elements on the way were counted before."""
+        """Read from the start up to the position. The skipped elements on the way were counted before."""
         self.parent.set_state(self.start)
         position, self.position, self.behind = self.position, 0, False
         self.here, self.parent_at = self.start, 0
@@ -177,7 +177,7 @@ class _CacheCursor(Over[Cache]):
             self.recording = None
 
     def _abandon_damaged(self, error: DamagedFile) -> None:
-        """Gives up a recording whose files cannot be read back. The parent is read instead."""
+        """Give up a recording whose files cannot be read back. The parent is read instead."""
         self.abandon()
         self.parent_at = None
         warnings.warn(f"This pass is not cached: {error}", BushelWarning, stacklevel=2)
@@ -196,7 +196,7 @@ class _CacheCursor(Over[Cache]):
             self.parent_at = None if self.behind else self.position
 
     def _is_recorded(self, recording: Recording) -> bool:
-        """Whether the elements before the position are those of the recording: it then goes on from there."""
+        """Return whether the elements before the position are those of the recording: it then goes on from there."""
         if self.position > len(recording):
             return False
         try:
@@ -249,5 +249,5 @@ class _CacheCursor(Over[Cache]):
 
 
 def _are_equal(one: State, other: State) -> bool:
-    """Whether two states are the same, also where one of them came from a file."""
+    """Return whether two states are the same, also where one of them came from a file."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

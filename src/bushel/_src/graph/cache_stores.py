@@ -40,7 +40,7 @@ _FORGOTTEN_S = 7 * 24 * 3600.0
 
 
 def temporary_name() -> str:
-    """A name that no other process gives to a folder."""
+    """Return a name that no other process gives to a folder."""
     return f"{_PREFIX}{socket.gethostname()}-{secrets.token_hex(8)}"
 
 
@@ -53,15 +53,18 @@ class UnfinishedCache(abc.ABC):
 
     @abc.abstractmethod
     def publish(self, index: dict[str, Any]) -> None:
-        """Writes the index, by which others find the files; unless another process has published the same meanwhile."""
+        """Write the index, by which others find the files; unless another process has published the same meanwhile."""
 
     @abc.abstractmethod
     def remove(self) -> None:
-        """Removes the files."""
+        """Remove the files."""
 
 
 def begin(folder: Folder, key: str) -> UnfinishedCache:
-    """A part that becomes the cache `key` in a folder. Removes the parts that killed processes have left there."""
+    """Return a part that becomes the cache `key` in a folder.
+
+    Remove the parts that killed processes have left there.
+    """
     if not folder.on_disk:
         _remove_old(folder, key)
         return _UnfinishedObjects(folder, key)
@@ -72,7 +75,7 @@ def begin(folder: Folder, key: str) -> UnfinishedCache:
 
 
 def remove_cache(folder: Folder, key: str) -> None:
-    """Removes a cache. First it removes the name or the index by which other processes find the cache."""
+    """Remove a cache. First it removes the name or the index by which other processes find the cache."""
     if folder.on_disk:
         renamed = Path(folder.address) / temporary_name()
         os.rename(Path(folder.address) / key, renamed)
@@ -116,7 +119,7 @@ class UnfinishedFolder(UnfinishedCache):
         self._release()  # not before: a process that gets the lock would remove the folder as a forgotten one
 
     def remove(self) -> None:
-        """Removes the folder with all that is in it. A forked child, which has a copy of this, removes nothing."""
+        """Remove the folder with all that is in it. A forked child, which has a copy of this, removes nothing."""
         if self._process == os.getpid():
             shutil.rmtree(self.path, ignore_errors=True)
             self._release()
@@ -128,7 +131,7 @@ class UnfinishedFolder(UnfinishedCache):
 
 
 def remove_forgotten(parent: Path) -> None:
-    """Removes the folders of processes that were killed while they filled them."""
+    """Remove the folders of processes that were killed while they filled them."""
     for pattern in (f"{_PREFIX}*", f"{_BEGUN}*"):
         for folder in parent.glob(pattern):
             with contextlib.suppress(OSError):  # another process has removed it, or it belongs to another user
@@ -178,7 +181,7 @@ class _UnfinishedObjects(UnfinishedCache):
 
 
 def _remove_old(folder: Folder, key: str) -> None:
-    """Removes the objects of a cache without an index that were begun long ago."""
+    """Remove the objects of a cache without an index that were begun long ago."""
     if folder.exists(f"{key}/{INDEX}"):
         return
     old = []
@@ -217,14 +220,14 @@ class CachedElements(abc.ABC):
 
     @abc.abstractmethod
     def _find(self, number: int) -> tuple[Any, State]:
-        """An element as it is kept, and the state after it. Raises DamagedFile."""
+        """Return an element as it is kept, and the state after it. Raise DamagedFile."""
 
     def element(self, number: int) -> Any:
-        """An element that belongs to the caller."""
+        """Return an element that belongs to the caller."""
         return copy_value(self._find(number)[0])
 
     def state(self, count: int) -> State:
-        """The stream's state after `count` elements."""
+        """Return the stream's state after `count` elements."""
         return self._find(count - 1)[1] if count else self._start
 
 
@@ -238,7 +241,7 @@ class _OpenChunk:
         self._chunk: Chunk = [], []
 
     def find(self, number: int, edges: list[int], checksums: list[int]) -> tuple[Any, State]:
-        """Element `number` of the chunks that begin at these edges, and the state after it."""
+        """Return element `number` of the chunks that begin at these edges, and the state after it."""
         if not 0 <= number - self._first < len(self._chunk[0]):
             place = bisect.bisect_right(edges, number) - 1
             self._chunk = self._read_chunk(place, checksums[place])
@@ -277,19 +280,19 @@ class Chunks(abc.ABC):
 
     @abc.abstractmethod
     def write(self, number: int, elements: list[Any], states: list[State]) -> int:
-        """Keeps a chunk, and returns its checksum."""
+        """Keep a chunk, and return its checksum."""
 
     @abc.abstractmethod
     def read(self, number: int, checksum: int) -> Chunk:
-        """Returns a chunk that was written. Raises DamagedFile."""
+        """Return a chunk that was written. Raise DamagedFile."""
 
     @abc.abstractmethod
     def publish(self, content: dict[str, Any]) -> None:
-        """Lets others find the chunks, with this content: all of them are written."""
+        """Let others find the chunks, with this content: all of them are written."""
 
     @abc.abstractmethod
     def remove(self) -> None:
-        """Removes the chunks."""
+        """Remove the chunks."""
 
 
 class Recording(CachedElements):
@@ -319,7 +322,7 @@ class Recording(CachedElements):
         return self._unwritten[unwritten] if unwritten >= 0 else self._open.find(number, self._edges, self._checksums)
 
     def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
-        """Keeps one more element, the state after it, and the elements that were skipped on the way to it."""
+        """Keep one more element, the state after it, and the elements that were skipped on the way to it."""
         self._record_skips(skipped)
         self._unwritten.append((copy_value(element), state))
         self._bytes += sum(getattr(leaf, "nbytes", 64) for leaf in trees.leaves(element))
@@ -327,7 +330,7 @@ class Recording(CachedElements):
             self._write()
 
     def finish(self, end: State, skipped: list[SkipNote]) -> None:
-        """Publishes the recording: the stream has ended, and these elements were skipped after its last one."""
+        """Publish the recording: the stream has ended, and these elements were skipped after its last one."""
         self._record_skips(skipped)
         if self._unwritten:
             self._write()
@@ -336,7 +339,7 @@ class Recording(CachedElements):
         self._chunks.publish({"chunks": chunks, "start": self._start, "end": end, "skipped": self.skipped})
 
     def abandon(self) -> None:
-        """Drops the recording."""
+        """Drop the recording."""
         self._chunks.remove()
 
     def _record_skips(self, skipped: list[SkipNote]) -> None:
@@ -356,15 +359,15 @@ class CacheStore(abc.ABC):
 
     @abc.abstractmethod
     def find(self, key: str) -> Kept | None:
-        """The elements of a pipeline; None where it has not been read to its end yet."""
+        """Return the elements of a pipeline; None where it has not been read to its end yet."""
 
     @abc.abstractmethod
     def forget(self, key: str, kept: Kept) -> None:
-        """Removes what `find` returned for this key, because it is damaged."""
+        """Remove what `find` returned for this key, because it is damaged."""
 
     @abc.abstractmethod
     def record(self, key: str, start: State) -> Recording:
-        """Starts to keep a stream whose state is `start`."""
+        """Start to keep a stream whose state is `start`."""
 
 
 class CacheMemory(CacheStore):
@@ -438,7 +441,7 @@ class CacheFiles(CacheStore):
         self._remove(key, kept.index)
 
     def _remove(self, key: str, index: bytes) -> None:
-        """Removes a cache, unless another process has filled it again since its index was read."""
+        """Remove a cache, unless another process has filled it again since its index was read."""
         with contextlib.suppress(OSError):
             if self._folder.read(f"{key}/{INDEX}") == index:
                 remove_cache(self._folder, key)

@@ -36,7 +36,10 @@ _WAYS_OUT = {
 
 
 def sort_values(values: Sequence[Any]) -> SortedValuesOfRange:
-    """The values of a piece, one by one, as arrays of one dtype each. Nothing is converted but from Python's types."""
+    """Return the values of a piece, one by one, as arrays of one dtype each.
+
+    Nothing is converted but from Python's types.
+    """
     first = values[0]
     if not isinstance(first, Mapping) and not _is_structured(first):
         groups, refused = _sort_leaves(values, "")
@@ -57,7 +60,9 @@ def sort_values(values: Sequence[Any]) -> SortedValuesOfRange:
 
 
 def sort_arrays(tree: Any) -> SortedValuesOfRange:
-    """The values of a piece as a function of whole columns has returned them: an array, or a flat dict of arrays."""
+    """Return the values of a piece as a function of whole columns has returned them: an array, or a flat dict of
+    arrays.
+    """
     parts: dict[Any, Any] = dict(tree) if isinstance(tree, Mapping) else _split_fields(tree)
     if not parts or any(type(leaf) is not np.ndarray or not _is_kept(leaf.dtype) for leaf in parts.values()):
         return {}, (0, f"{_describe_dtypes(tree)}. {_WAYS_OUT['kind']}")
@@ -88,14 +93,14 @@ def _split_fields(array: Any) -> dict[str, Any]:
 
 
 def _is_kept(dtype: np.dtype[Any]) -> bool:
-    """Whether columns hold values of this dtype: those that a `.npy` file gives back as they were."""
+    """Return whether columns hold values of this dtype: those that a `.npy` file gives back as they were."""
     if dtype.hasobject or dtype.kind not in "biufcSUmMV":
         return False
     return np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype)) == dtype
 
 
 def _sort_leaves(values: Sequence[Any], field: str) -> tuple[list[Group], tuple[int, str] | None]:
-    """Values of one field in groups of one dtype and shape, and the first one that no column holds."""
+    """Return values of one field in groups of one dtype and shape, and the first one that no column holds."""
     kinds = set(map(type, values))
     if len(kinds) == 1 and (convert := _FAST.get(next(iter(kinds)))) is not None:
         array = convert(values)
@@ -117,7 +122,7 @@ def _sort_leaves(values: Sequence[Any], field: str) -> tuple[list[Group], tuple[
 
 
 def _as_array(value: Any) -> np.ndarray | str:
-    """A value as an array of its own dtype; a sentence if no column holds it."""
+    """Return a value as an array of its own dtype; a sentence if no column holds it."""
     if isinstance(value, (str, bytes)):
         if ends_in_zero(value):
             return _WAYS_OUT["zero"]
@@ -215,7 +220,7 @@ class FieldType:
         return known
 
     def find_dtype(self) -> np.dtype[Any]:
-        """The dtype that holds all values as they are. Raises TypeError or ValueError if there is none."""
+        """Return the dtype that holds all values as they are. Raise TypeError or ValueError if there is none."""
         dtypes = list(self.dtypes)
         kinds = {dtype.kind for dtype in dtypes}
         if len(dtypes) == 1:
@@ -250,7 +255,7 @@ class FieldType:
         )
 
     def _first_two(self) -> list[tuple[np.dtype[Any], Seen]]:
-        """The first value, and the first one that does not go with it."""
+        """Return the first value, and the first one that does not go with it."""
         (one, a), *others = sorted(self.dtypes.items(), key=lambda pair: pair[1][0])
         alike = "iufc" if one.kind in "iufc" else one.kind if one.kind in "SU" else ""
         two, b = next(pair for pair in others if pair[0].kind not in alike)
@@ -262,7 +267,7 @@ def _first_row(group: Group) -> int:
 
 
 def _number(begin: int, rows: np.ndarray | None, row: int) -> int:
-    """The element of a row of a group whose piece begins with element `begin`."""
+    """Return the element of a row of a group whose piece begins with element `begin`."""
     return begin + (row if rows is None else int(rows[row]))
 
 
@@ -307,7 +312,10 @@ class ValueType:
         return np.dtype([(name, known.find_dtype(), known.shape or ()) for name, known in self.fields.items()])
 
     def join(self, pieces: Sequence[tuple[int, SortedValuesOfRange]]) -> np.ndarray:
-        """Pieces, each with its number of values, as one array. They are among those that this type was made of."""
+        """Return pieces, each with its number of values, as one array.
+
+        They are among those that this type was made of.
+        """
         shape = self.fields[""].shape or () if "" in self.fields else ()
         values = np.zeros((sum(count for count, _ in pieces), *shape), self.dtype)
         begin = 0
@@ -321,7 +329,10 @@ class ValueType:
 
 
 def join_arrays(arrays: Sequence[np.ndarray], name: str) -> list[np.ndarray]:
-    """Arrays of values with one dtype for all of them, which holds each value as it is. Raises if there is none."""
+    """Return arrays of values with one dtype for all of them, which holds each value as it is.
+
+    Raise if there is none.
+    """
     if len(arrays) == 1 or not any(map(len, arrays)):
         return list(arrays)
     known, begin = ValueType(name), 0
@@ -342,7 +353,10 @@ def join_arrays(arrays: Sequence[np.ndarray], name: str) -> list[np.ndarray]:
 
 
 def collect_values(values: Any, name: str) -> np.ndarray:
-    """A list of values as one array that holds each as it is. Anything else becomes an array by NumPy's rules."""
+    """Return a list of values as one array that holds each as it is.
+
+    Anything else becomes an array by NumPy's rules.
+    """
     if not isinstance(values, (list, tuple)) or not values or isinstance(values[0], (list, tuple)):
         return np.asarray(values)
     piece = sort_values(values)
@@ -372,7 +386,10 @@ _MOST_BITS = 4096  # of an intermediate result
 
 
 def calculate(ufunc: np.ufunc, inputs: Sequence[Any]) -> tuple[np.ndarray, ...]:
-    """The outputs of a function of NumPy. At least one of `inputs` is an array, and others may be single values."""
+    """Return the outputs of a function of NumPy.
+
+    At least one of `inputs` is an array, and others may be single values.
+    """
     for value in inputs:
         if isinstance(value, (str, bytes)) and ends_in_zero(value):
             raise ValueError(
@@ -393,14 +410,14 @@ def _as_objects(value: Any) -> Any:
 
 
 def _as_integers(ufunc: np.ufunc, values: np.ndarray) -> np.ndarray:
-    """An array of Python's integers as one of int64 or uint64; other arrays as they are."""
+    """Return an array of Python's integers as one of int64 or uint64; other arrays as they are."""
     if values.dtype != object:
         return values
     return collect_values(values.reshape(-1).tolist(), ufunc.__name__).reshape(values.shape)
 
 
 def _needs_python(ufunc: np.ufunc, inputs: Sequence[Any]) -> bool:
-    """Whether NumPy's own result could differ from Python's."""
+    """Return whether NumPy's own result could differ from Python's."""
     kinds = [_kind(value) for value in inputs]
     if ufunc in _COMPARISONS and sorted(kinds) == ["f", "i"]:
         integers, floats = (inputs[kinds.index(kind)] for kind in "if")

@@ -151,7 +151,7 @@ class Column(NDArrayOperatorsMixin):
     if not TYPE_CHECKING:  # so that a type checker still reports missing names
 
         def __getattr__(self, name: str) -> Any:
-            """Explains a name that is missing. Python calls this only for missing names."""
+            """Explain a name that is missing. Python calls this only for missing names."""
             hints.raise_missing(self, "Column", name, hints.COLUMN)
 
     def __repr__(self) -> str:
@@ -163,13 +163,13 @@ class Column(NDArrayOperatorsMixin):
     # How the values of a node's elements are found.
 
     def _reaches(self, node: MapNode) -> bool:
-        """Whether every element of `node` is made of one record with a value here."""
+        """Return whether every element of `node` is made of one record with a value here."""
         if self._part_of(node) is not None:
             return True
         return node.one_to_one and all(map(self._reaches, node.parents))
 
     def _at(self, node: MapNode, indices: np.ndarray) -> np.ndarray:
-        """The values of the elements of `node` at `indices`, in any epoch."""
+        """Return the values of the elements of `node` at `indices`, in any epoch."""
         part = self._part_of(node)
         if part is not None:
             return part.values[int64.narrowed(indices % len(part.values))]
@@ -184,7 +184,7 @@ class Column(NDArrayOperatorsMixin):
         return values
 
     def _of_epoch(self, node: MapNode, epoch: int) -> np.ndarray:
-        """The values of one epoch of `node`, in its order."""
+        """Return the values of one epoch of `node`, in its order."""
         length = node.length
         strides = [range(low, min(low + _STRIDE, length)) for low in range(0, length, _STRIDE)]
         first = epoch * length
@@ -268,7 +268,8 @@ class SortedValues(Batches):
 
 
 def find_records(node: MapNode) -> list[tuple[MapNode, MapNode]]:
-    """Where a column of `node` is computed: pairs of (the node whose records have values, the node the values are of).
+    """Return where a column of `node` is computed: pairs of (the node whose records have values, the node the values
+    are of).
 
     The former are the nearest finite ancestors that are the same in every epoch. The latter are these with the maps
     after them, since a map makes the same of a record wherever the record stands.
@@ -299,7 +300,7 @@ def find_records(node: MapNode) -> list[tuple[MapNode, MapNode]]:
 
 
 def _maps_between(record: MapNode, mapped: MapNode) -> list[Any]:
-    """The functions of the maps that lead from a record to what its value is computed of."""
+    """Return the functions of the maps that lead from a record to what its value is computed of."""
     functions = []
     while mapped is not record:
         assert isinstance(mapped, MapElements)
@@ -326,7 +327,9 @@ def _explain_refusal(node: MapNode) -> str:
 
 
 def _is_steady(node: MapNode) -> bool:
-    """Whether the elements of `node` are the same in every epoch, also where they depend on chance or on indices."""
+    """Return whether the elements of `node` are the same in every epoch, also where they depend on chance or on
+    indices.
+    """
     if isinstance(node, Repeat) and not node.reseed_each_epoch:
         return True
     return node.pure and node.epochs is Epochs.SAME and all(map(_is_steady, node.parents))

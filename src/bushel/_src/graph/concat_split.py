@@ -103,7 +103,7 @@ class _Piece:
     cut: _Cut | None = None
 
     def part(self, cut: _Cut) -> _Piece:
-        """The tokens within other bounds."""
+        """Return the tokens within other bounds."""
         bounds = {name: own if name in self.whole else cut[name] for name, own in self.bounds.items()}
         return _Piece(self.before, self.features, self.whole, bounds, cut)
 
@@ -151,7 +151,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         return self._fill(rows) if rows else []
 
     def _make_several(self, count: int) -> Columns | None:
-        """`count` rows at once; if an element fails, those before it. None if that cannot be done.
+        """Return `count` rows at once; if an element fails, those before it. None if that cannot be done.
 
         It cannot where the stream ends, or where an element is not like the others.
         """
@@ -186,7 +186,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         return Columns(data, count)
 
     def _read_ahead(self, count: int) -> None:
-        """Reads up to `count` elements, or one if the parent does not know its position after each."""
+        """Read up to `count` elements, or one if the parent does not know its position after each."""
         before = self.parent.mark()
         rows = blocks.rows_of(self.parent.pull(count if self.unknown < _TRIES else 1))
         after: list[Mark] | None = []
@@ -203,7 +203,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         return (self.waiting_at[0] if self.waiting else self.parent.mark()), None
 
     def read_group(self) -> list[_Row] | None:
-        """Reads until a row is full. Rows that elements fill all alone come after it."""
+        """Read until a row is full. Rows that elements fill all alone come after it."""
         if self.behind and self.extra is not None:
             self.beyond = self._cut_again(self.extra)
         if self.behind and not self.given:
@@ -224,7 +224,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         return [row, *alone] if row else alone or None
 
     def _cut_again(self, cut: _Cut) -> _Piece:
-        """The part of the next element that a state had left over."""
+        """Return the part of the next element that a state had left over."""
         whole = self._next_element()
         if whole is None:
             raise StateMismatch("This state is in the middle of an element that is not there any more.", _CUTS)
@@ -264,7 +264,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         return min(left) == 0
 
     def _add(self, piece: _Piece, row: _Row, room: dict[str, int]) -> _Piece | None:
-        """Adds to a row as much of a piece as has room. Returns the rest of the piece, or None."""
+        """Add to a row as much of a piece as has room. Return the rest of the piece, or None."""
         sizes = piece.sizes()
         taken = {name: min(size, room[name]) for name, size in sizes.items()}
         rest = None
@@ -285,7 +285,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         return rest
 
     def _report_limit(self, name: str, size: int, empty: bool) -> None:
-        """Warns once that a feature that is never cut ends rows early. Raises if it does not fit an empty row."""
+        """Warn once that a feature that is never cut ends rows early. Raise if it does not fit an empty row."""
         if empty:
             error = ValueError(
                 f"Meta feature {name!r} has {size} entries, its rows {self.lengths[name]}, and meta features are never "
@@ -301,7 +301,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
             )
 
     def _fill(self, rows: list[_Row]) -> Block:
-        """The rows as arrays: as columns if their sequences are of one kind, otherwise row by row."""
+        """Return the rows as arrays: as columns if their sequences are of one kind, otherwise row by row."""
         kinds = {tuple(_get_kind(row[0].features[name]) for name in self.lengths) for row in rows}
         if len(kinds) == 1:
             return self._fill_columns(rows)
@@ -325,7 +325,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         return Columns(data, len(rows))
 
     def _add_details(self, data: dict[str, np.ndarray], name: str, laid: Layout) -> None:
-        """Adds segment ids and positions of a feature that is cut, and writes the tokens that begin its sequences."""
+        """Add segment ids and positions of a feature that is cut, and write the tokens that begin its sequences."""
         if name not in self.cuttable:
             return
         ids, positions = laid.segment_ids(), laid.positions()
@@ -381,7 +381,7 @@ class _RowsOfOneFeature:
             self.total = high - low
 
     def add(self, elements: list[Any], places: list[Mark]) -> bool:
-        """Adds elements, with the position before each; False if they are not all dicts of one sequence."""
+        """Add elements, with the position before each; False if they are not all dicts of one sequence."""
         name = self.name
         if not countOf(map(type, elements), dict) == len(elements) == countOf(map(len, elements), 1):
             return False
@@ -397,7 +397,7 @@ class _RowsOfOneFeature:
         return True
 
     def are_alike(self) -> bool:
-        """Whether all sequences have one dtype, and one shape after the first axis."""
+        """Return whether all sequences have one dtype, and one shape after the first axis."""
         dtype, inner = _get_kind(self.sequences[0])
         if inner:
             return all([one.dtype == dtype and one.shape[1:] == inner for one in self.sequences])
@@ -409,12 +409,14 @@ class _RowsOfOneFeature:
         return concat_split(np.array(self.sizes)[:, None], [self.length])
 
     def _find_next(self, rows: int) -> tuple[int, int]:
-        """The sequence with the first token after so many rows, and how many of its tokens are before that one."""
+        """Return the sequence with the first token after so many rows, and how many of its tokens are before that
+        one.
+        """
         piece = int(np.searchsorted(self._pieces.rows, rows))
         return int(self._pieces.sequences[piece]), int(self._pieces.offsets[piece, 0])
 
     def cut_before(self, rows: int) -> _Piece:
-        """What is left of an element after so many rows: all of it if it begins there."""
+        """Return what is left of an element after so many rows: all of it if it begins there."""
         number, used = self._find_next(rows)
         piece = self.beyond
         if piece is None or number:
@@ -425,11 +427,11 @@ class _RowsOfOneFeature:
         return piece.part({self.name: (low + used, high)}) if used else piece
 
     def count_used(self, rows: int) -> int:
-        """How many of the elements that were added begin in so many rows, or right after them."""
+        """Return how many of the elements that were added begin in so many rows, or right after them."""
         return self._find_next(rows)[0] + (self.beyond is None)
 
     def fill(self, count: int) -> tuple[np.ndarray, Layout]:
-        """The first `count` rows, and how the pieces lie in them."""
+        """Return the first `count` rows, and how the pieces lie in them."""
         pieces = self._pieces
         end = int(np.searchsorted(pieces.rows, count))
         starts, taken, offsets = pieces.starts[:end, 0], pieces.sizes[:end, 0], pieces.offsets[:end, 0]

@@ -30,7 +30,7 @@ MOST_COUNTED = 1 << 62
 
 
 def read_field(state: Any, name: str, kind: type) -> Any:
-    """Entry `name` of a state; StateMismatch if it is missing or of another type than `kind`."""
+    """Return entry `name` of a state; StateMismatch if it is missing or of another type than `kind`."""
     if not isinstance(state, Mapping) or name not in state:
         if isinstance(state, Mapping) and "iterators_in_use_states" in state:
             raise StateMismatch(
@@ -53,7 +53,7 @@ def read_field(state: Any, name: str, kind: type) -> Any:
 
 
 def check_type(value: Any, kind: type, *place: str | int) -> Any:
-    """A value of a state, if it is of type `kind`. Numbers of NumPy become Python's."""
+    """Return a value of a state, if it is of type `kind`. Numbers of NumPy become Python's."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         value = value.item()
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -65,7 +65,7 @@ def check_type(value: Any, kind: type, *place: str | int) -> Any:
 
 
 def read_count(state: Any, name: str, most: int = MOST_COUNTED) -> int:
-    """Entry `name` of a state, which is a number of elements: between 0 and `most`."""
+    """Return entry `name` of a state, which is a number of elements: between 0 and `most`."""
     number = read_field(state, name, int)
     if not 0 <= number <= most:
         limit = "" if most == MOST_COUNTED else f" There are {most} at most."
@@ -76,7 +76,7 @@ def read_count(state: Any, name: str, most: int = MOST_COUNTED) -> int:
 
 
 def as_number(key: Any) -> Any:
-    """A key of a state that was a number before JSON turned it into a text; any other key as it is."""
+    """Return a key of a state that was a number before JSON turned it into a text; any other key as it is."""
     return int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
 
 
@@ -107,7 +107,7 @@ class Skips:
         """The skips that were counted last, for reports. They are not part of the state."""
 
     def add(self, which: str, error: str, number: int = 1) -> None:
-        """Counts elements that failed, or collects them. Logs the first, the tenth, the hundredth skip.
+        """Count elements that failed, or collects them. Logs the first, the tenth, the hundredth skip.
 
         Raises TooManySkipped if there are more than the limit.
         """
@@ -154,7 +154,7 @@ def collect_skips(skips: Skips | None) -> Iterator[list[SkipNote]]:
 
 
 def count_collected(skips: Skips | None, collected: list[SkipNote]) -> None:
-    """Counts skips that were collected before."""
+    """Count skips that were collected before."""
     for note in collected:
         assert skips is not None
         skips.add(*note)
@@ -162,7 +162,7 @@ def count_collected(skips: Skips | None, collected: list[SkipNote]) -> None:
 
 @contextlib.contextmanager
 def collect_then_count(skips: Skips | None) -> Iterator[list[SkipNote]]:
-    """Collects the skips of this thread, and counts them at the end."""
+    """Collect the skips of this thread, and count them at the end."""
     too_many: TooManySkipped | None = None
     with collect_skips(skips) as collected:
         try:
@@ -209,7 +209,7 @@ class InUse:
         """Whether `close` was called: the iterator is closed, or will be when its user is done."""
 
     def hold(self, iterator: Any) -> None:
-        """Holds another iterator from now on. Only for the thread that uses it."""
+        """Hold another iterator from now on. Only for the thread that uses it."""
         self._held = [iterator]
 
     def __enter__(self) -> None:
@@ -224,7 +224,7 @@ class InUse:
             self.close()
 
     def close(self) -> None:
-        """Closes the iterator, now or when its user is done. Calling it again does nothing."""
+        """Close the iterator, now or when its user is done. Calling it again does nothing."""
         # This comes before the look at `users`. A thread that begins to use the iterator meanwhile either sees
         # `is_closed`, or is counted in `users`.
         self.is_closed = True
@@ -259,7 +259,7 @@ class Cursor(abc.ABC):
 
     @abc.abstractmethod
     def pull(self, count: int) -> Block:
-        """Returns up to `count` elements; none at all only at the end of the stream.
+        """Return up to `count` elements; none at all only at the end of the stream.
 
         The elements belong to the caller: a user's function may write into them. If an element fails, the elements
         before it are returned, and the next call raises its error. A cursor never reads more of its parents than it
@@ -268,31 +268,34 @@ class Cursor(abc.ABC):
 
     @abc.abstractmethod
     def mark(self) -> Mark:
-        """The position after the elements that were handed out. It must be cheap: it is taken before every element."""
+        """Return the position after the elements that were handed out.
+
+        It must be cheap: it is taken before every element.
+        """
 
     @abc.abstractmethod
     def rewind(self, mark: Mark) -> None:
-        """Goes to a position. Reads no elements; see `catch_up`."""
+        """Go to a position. Read no elements; see `catch_up`."""
 
     @abc.abstractmethod
     def state_of(self, mark: Mark) -> State:
-        """The state that describes a position. It may be asked for while another thread is in `pull`."""
+        """Return the state that describes a position. It may be asked for while another thread is in `pull`."""
 
     @abc.abstractmethod
     def mark_of(self, state: State) -> Mark:
-        """The position that a state describes. Raises StateMismatch if the state is not one of this cursor."""
+        """Return the position that a state describes. Raise StateMismatch if the state is not one of this cursor."""
 
     def get_state(self) -> State:
-        """The state at the present position."""
+        """Return the state at the present position."""
         return self.state_of(self.mark())
 
     def set_state(self, state: State) -> None:
-        """Goes to the position that a state describes."""
+        """Go to the position that a state describes."""
         self.rewind(self.mark_of(state))
 
     @overridable
     def catch_up(self) -> None:
-        """Reads again the elements that the position needs, such as the window that it is in the middle of.
+        """Read again the elements that the position needs, such as the window that it is in the middle of.
 
         Without this call the next `pull` does it. Raises StateMismatch if the data does not have what the state says.
         """
@@ -302,44 +305,44 @@ class Cursor(abc.ABC):
 
     @overridable
     def get_next_index(self) -> int:
-        """The index of the next element, for streams whose elements have one."""
+        """Return the index of the next element, for streams whose elements have one."""
         raise NotImplementedError(f"{type(self).__name__} has no index of its next element.")
 
     @overridable
     def set_next_index(self, index: int) -> None:
-        """Goes to the element with this index, without reading."""
+        """Go to the element with this index, without reading."""
         raise NotImplementedError(f"{type(self).__name__} cannot seek: what comes next depends on what came before.")
 
     @overridable
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        """Index and records of row `row` of the last pull, if they are known: for messages."""
+        """Return index and records of row `row` of the last pull, if they are known: for messages."""
         return None
 
     @overridable
     def marks_of_rows(self) -> list[Mark] | None:
-        """The position after each row of the last pull, if they are known; by default they are not."""
+        """Return the position after each row of the last pull, if they are known; by default they are not."""
         return None
 
     @overridable
     def is_ready(self) -> bool:
-        """Whether `pull` can begin at once. False while it would wait for a worker or a thread."""
+        """Return whether `pull` can begin at once. False while it would wait for a worker or a thread."""
         return all(parent.is_ready() for parent in self.parents)
 
     @overridable
     def start_prefetch(self) -> None:
-        """Starts to work ahead, where this cursor or one before it does so."""
+        """Start to work ahead, where this cursor or one before it does so."""
         for parent in self.parents:
             parent.start_prefetch()
 
     @overridable
     def close(self) -> None:
-        """Frees what the cursor holds. May be called from another thread, also while this one is in `pull`."""
+        """Free what the cursor holds. May be called from another thread, also while this one is in `pull`."""
         for parent in self.parents:
             parent.close()
 
 
 def pull_exactly(parent: Cursor, count: int) -> Block:
-    """The next `count` elements of a cursor, fewer only at its end. After that it is not asked again here."""
+    """Return the next `count` elements of a cursor, fewer only at its end. After that it is not asked again here."""
     parts: list[Block] = []
     while count:
         part = parent.pull(count)
@@ -351,7 +354,7 @@ def pull_exactly(parent: Cursor, count: int) -> Block:
 
 
 def make_rows(cursor: Cursor, count: int, make: Callable[[], Any], skips: Skips | None) -> list[Any]:
-    """Up to `count` rows that `make` gives for `cursor`, one after the other, until it gives END.
+    """Return up to `count` rows that `make` gives for `cursor`, one after the other, until it gives END.
 
     If a row fails, the rows before it are returned and the cursor stands before the row that failed.
     """
@@ -396,7 +399,7 @@ class Over(Cursor, Generic[N]):
         self.places = ((self.parent_key,),)
 
     def parent_mark_of(self, state: State) -> Mark:
-        """The parent's position in a state of this cursor."""
+        """Return the parent's position in a state of this cursor."""
         inner = read_field(state, self.parent_key, dict)
         with inside(self.parent_key):
             return self.parent.mark_of(inner)
@@ -477,18 +480,20 @@ class GroupCursor(Over[N]):
 
     @abc.abstractmethod
     def read_group(self) -> Block | None:
-        """Reads of the parent what a group needs, and makes it; None at the end of the stream.
+        """Read of the parent what a group needs, and make it; None at the end of the stream.
 
         While `behind` is set it makes the group of the present position again, not the next one.
         """
 
     @overridable
     def position_before_group(self) -> tuple[Mark, Any]:
-        """The parent's position before what the next group is made of, and `extra` there; by default where it is."""
+        """Return the parent's position before what the next group is made of, and `extra` there; by default where it
+        is.
+        """
         return self.parent.mark(), self.extra
 
     def describe_mismatch(self, rows: int) -> StateMismatch:
-        """The error for a state in the middle of a group that has only `rows` rows here."""
+        """Return the error for a state in the middle of a group that has only `rows` rows here."""
         return StateMismatch(
             f"This state is after row {self.given} of {self.group_name}, which has {rows}. "
             "Was it saved with other data or other arguments?",
@@ -496,13 +501,13 @@ class GroupCursor(Over[N]):
         )
 
     def read_parent(self, count: int) -> Block:
-        """The next `count` elements of the parent, fewer only at its end. After that it is not asked again."""
+        """Return the next `count` elements of the parent, fewer only at its end. After that it is not asked again."""
         rows: Block = [] if self.ended else pull_exactly(self.parent, count)
         self.ended = self.ended or len(rows) < count
         return rows
 
     def next_rows(self, count: int) -> Block:
-        """Up to `count` rows of the present group, or of the next one; none at the end."""
+        """Return up to `count` rows of the present group, or of the next one; none at the end."""
         if self.behind:
             self._read_again()
         while self.given >= len(self.group):

@@ -18,7 +18,7 @@ _LONG = 80
 
 
 def text(node: Node) -> str:
-    """The pipeline as it was written, one call per line unless it fits one line."""
+    """Return the pipeline as it was written, one call per line unless it fits one line."""
     steps = [node]
     while steps[0].parents and not steps[0].joins:
         steps.insert(0, steps[0].parents[0])
@@ -45,11 +45,11 @@ class Description:
         return self.as_text(tables.find_width())
 
     def as_text(self, width: int) -> str:
-        """The table, with long cells broken where it is wider than `width`."""
+        """Return the table, with long cells broken where it is wider than `width`."""
         return tables.as_text(_HEAD, self._shorten(), left=3, width=width)
 
     def _shorten(self) -> list[tuple[str, str, str]]:
-        """The rows, without the shapes of an element where they are long and those of the row before."""
+        """Return the rows, without the shapes of an element where they are long and those of the row before."""
         before = [None, *(element for *_, element in self.steps)]
         return [
             (call, length, "(the same)" if element == last and len(element) > _LONG else element)
@@ -64,7 +64,7 @@ _HEAD = ("step", "length", "element")
 
 
 def describe(node: Node, read_one: Callable[[Node], Any] | None = None) -> Description:
-    """Each step of the pipeline with its length and the shapes of its elements.
+    """Return each step of the pipeline with its length and the shapes of its elements.
 
     Args:
       node: the last step.

@@ -82,7 +82,7 @@ class Watch:
         return self.call(self._function, *arguments)
 
     def call(self, function: Callable[..., Any], *arguments: Any, way_out: str = _WAY_OUT) -> Any:
-        """The result of `function`, which may be a method of the object that is watched."""
+        """Return the result of `function`, which may be a method of the object that is watched."""
         if self.left <= 0:
             return function(*arguments)
         # The generators are looked for before each call: a function may make its generator in the first one.
@@ -101,7 +101,7 @@ class Watch:
         return result
 
     def _compare(self, generators: dict[str, Any], before: dict[str, Any], way_out: str, alone: bool) -> None:
-        """Looks at the generators after a call. `alone`: whether no other call of the function ran at the same time."""
+        """Look at the generators after a call. `alone`: whether no other call of the function ran at the same time."""
         for name, was in before.items():
             now = _read_position(generators[name])
             if was is None or now is None or was == now:
@@ -118,7 +118,7 @@ class Watch:
                 return
 
     def _is_sure(self, name: str) -> bool:
-        """Whether the function itself has drawn from a global generator, and not another thread meanwhile."""
+        """Return whether the function itself has drawn from a global generator, and not another thread meanwhile."""
         here = threading.current_thread()
         others = [one for one in threading.enumerate() if one is not here and not one.name.startswith("bushel")]
         return not others or _mentions(self._function, _MODULES[name], _NAMING)
@@ -158,7 +158,7 @@ def warn_once(texts: Iterable[str]) -> None:
 
 
 def tell(text: str) -> None:
-    """Warns of `text` once. In a worker it keeps the text for the consumer."""
+    """Warn of `text` once. In a worker it keeps the text for the consumer."""
     if _collected is None:
         warn_once([text])
     else:
@@ -166,7 +166,7 @@ def tell(text: str) -> None:
 
 
 def _enter(watch: Watch) -> int:
-    """Notes that a watched call begins. Returns its number; 0 if a call of another function runs in another thread."""
+    """Note that a watched call begins. Return its number; 0 if a call of another function runs in another thread."""
     global _calls
     with _lock:
         _calls += 1
@@ -177,7 +177,7 @@ def _enter(watch: Watch) -> int:
 
 
 def _leave(watch: Watch, number: int) -> _Others:
-    """Notes that a watched call has ended. Returns which other calls ran at the same time."""
+    """Note that a watched call has ended. Return which other calls ran at the same time."""
     with _lock:
         if watch in _running:
             _running.remove(watch)
@@ -192,7 +192,7 @@ def _find_global() -> dict[str, Any]:
 
 
 def find_held_generators(function: Any) -> dict[str, Any]:
-    """The generators that a function reaches, by what leads to them."""
+    """Return the generators that a function reaches, by what leads to them."""
     found: dict[str, Any] = {}
     seen: set[int] = {id(generator) for generator in _find_global().values()}
     left = [(function, "", 0)]
@@ -214,7 +214,7 @@ def find_held_generators(function: Any) -> dict[str, Any]:
 
 
 def _list_held(value: Any, name: str) -> Iterable[tuple[str, Any]]:
-    """What an object holds, with a name for each part."""
+    """Yield what an object holds, with a name for each part."""
     if isinstance(value, types.FunctionType):
         for label, cell in zip(value.__code__.co_freevars, value.__closure__ or ()):
             try:
@@ -243,7 +243,7 @@ def _list_held(value: Any, name: str) -> Iterable[tuple[str, Any]]:
 
 
 def _list_names(code: types.CodeType) -> Iterable[str]:
-    """The global names and attributes in a function's code, also in the functions inside it."""
+    """Yield the global names and attributes in a function's code, also in the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -251,7 +251,7 @@ def _list_names(code: types.CodeType) -> Iterable[str]:
 
 
 def _mentions(function: Any, module: Any, depth: int) -> bool:
-    """Whether the code of a function, or of functions that it names, names a module or a part of it."""
+    """Return whether the code of a function, or of functions that it names, names a module or a part of it."""
     if isinstance(function, types.FunctionType):
         names, known = set(_list_names(function.__code__)), function.__globals__
         for name in names:
@@ -270,7 +270,7 @@ def _mentions(function: Any, module: Any, depth: int) -> bool:
 
 
 def _read_position(generator: Any) -> Any:
-    """Where a generator stands, as a tuple that begins with its kind; None if that cannot be known."""
+    """Return where a generator stands, as a tuple that begins with its kind; None if that cannot be known."""
     if type(generator) is random.Random:
         _, state, _ = generator.getstate()
         return "MT19937", np.array(state[:-1], np.uint32).tobytes(), state[-1]
@@ -290,7 +290,7 @@ def _read_position(generator: Any) -> Any:
 
 
 def _follows(was: Any, now: Any) -> bool:
-    """Whether drawing leads from one position of a generator to another one."""
+    """Return whether drawing leads from one position of a generator to another one."""
     kind = was[0]
     if kind != now[0]:
         return False
@@ -309,7 +309,7 @@ def _follows(was: Any, now: Any) -> bool:
 
 
 def _measure_distance(kind: str, was: Any, now: Any) -> int:
-    """How many numbers a PCG has drawn between two positions, found bit by bit."""
+    """Return how many numbers a PCG has drawn between two positions, found bit by bit."""
     at, target, plus, multiplier = was[2], now[2], was[1], _MULTIPLIERS[kind]
     distance, bit = 0, 1
     while at != target:

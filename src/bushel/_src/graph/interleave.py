@@ -58,7 +58,7 @@ class Interleave(StreamNode, Ordered):
         return self.parts.length if isinstance(self.parts, MapNode) else len(self.parts)
 
     def stream(self, number: int) -> StreamNode | None:
-        """Stream `number`; None where a filter has dropped it."""
+        """Return stream `number`; None where a filter has dropped it."""
         if not isinstance(self.parts, MapNode):
             return self.parts[number]
         dataset = blocks.rows_of(self.parts.take(np.array([number])))[0]
@@ -80,7 +80,7 @@ class Interleave(StreamNode, Ordered):
 
 
 def as_stream(dataset: Any) -> StreamNode:
-    """The stream of a dataset, whichever kind it is."""
+    """Return the stream of a dataset, whichever kind it is."""
     node = getattr(dataset, "_node", None)
     if isinstance(node, MapNode):
         return Elements(node)
@@ -128,7 +128,7 @@ class _InterleaveCursor(Cursor):
         return [] if block is END else block
 
     def _next_block(self, count: int) -> Any:
-        """Up to `count` elements of the stream whose turn it is, or END."""
+        """Return up to `count` elements of the stream whose turn it is, or END."""
         slots, empty = self._slots, 0
         while empty < len(slots):  # until all slots, one after the other, were empty
             slot = slots[self._turn]
@@ -147,7 +147,7 @@ class _InterleaveCursor(Cursor):
         return END
 
     def _begin_next(self, slot: _Slot) -> bool:
-        """Puts the next stream that is there into a slot; False if there is none left."""
+        """Put the next stream that is there into a slot; False if there is none left."""
         while self._next < self._node.count:
             number = self._next
             cursor = self._open_at_start(number, self._later)
@@ -164,7 +164,7 @@ class _InterleaveCursor(Cursor):
                 self._begin_next(slot)
 
     def _open_at_start(self, number: int, later: dict[int, State | None]) -> Cursor | None:
-        """A cursor where stream `number` starts; None if a filter drops the stream or it has ended already."""
+        """Return a cursor where stream `number` starts; None if a filter drops the stream or it has ended already."""
         start = later.get(number)
         if start is None and number in later:
             return None
@@ -179,7 +179,7 @@ class _InterleaveCursor(Cursor):
         return cursor
 
     def _open(self, number: int) -> Cursor | None:
-        """A cursor at the start of stream `number`; None if a filter drops the stream."""
+        """Return a cursor at the start of stream `number`; None if a filter drops the stream."""
         try:
             stream = self._node.stream(number)
         except RowFailed as failed:
@@ -268,7 +268,7 @@ class _InterleaveCursor(Cursor):
         return slots, turn, following, later
 
     def _read_slot(self, slot: _Slot, number: int, saved: Any, has_ended: bool) -> Any:
-        """One entry of the slots in a mark: for stream `number`, whose state is `saved`."""
+        """Return one entry of the slots in a mark: for stream `number`, whose state is `saved`."""
         if has_ended or saved is None:
             return number, None, None, saved
         cursor = slot.cursor if slot.number == number and slot.cursor is not None else self._open(number)
@@ -316,7 +316,7 @@ class _InterleaveCursor(Cursor):
 
 
 def _read_later_states(state: State, count: int) -> dict[int, State | None]:
-    """Where streams start whose turn is still to come, by number."""
+    """Return where streams start whose turn is still to come, by number."""
     saved = check_type(state.get(_LATER) or {}, dict, _LATER)
     later: dict[int, State | None] = {}
     for key, start in saved.items():
@@ -328,7 +328,7 @@ def _read_later_states(state: State, count: int) -> dict[int, State | None]:
 
 
 def split_state(state: State, count: int, start_of: Callable[[int], State]) -> list[State]:
-    """One entry `{"exhausted": 0 or 1, "state": ...}` for each stream of an interleave.
+    """Return one entry `{"exhausted": 0 or 1, "state": ...}` for each stream of an interleave.
 
     Args:
       state: what the interleave's cursor returned.
@@ -358,7 +358,7 @@ def split_state(state: State, count: int, start_of: Callable[[int], State]) -> l
 
 
 def join_states(entries: Sequence[State], cycle_length: int) -> State:
-    """The state of an interleave whose streams are at these entries, one for each stream.
+    """Return the state of an interleave whose streams are at these entries, one for each stream.
 
     The first `cycle_length` streams that have not ended are in the cycle, the first of them comes next, and the others
     follow when one of these ends. No stream that has ended is read again. (Grain begins such a stream anew if its
@@ -384,7 +384,7 @@ def join_states(entries: Sequence[State], cycle_length: int) -> State:
 
 
 def check_entry(entry: Any) -> State:
-    """Returns the entry of one stream. Raises StateMismatch if it has another form than those of `split_state`."""
+    """Return the entry of one stream. Raise StateMismatch if it has another form than those of `split_state`."""
     exhausted, position = read_field(entry, "exhausted", int), read_field(entry, "state", object)
     if exhausted not in (0, 1):
         raise StateMismatch(f"A stream has ended (1) or not (0), got {exhausted!r}.", "exhausted")
@@ -394,7 +394,7 @@ def check_entry(entry: Any) -> State:
 
 
 def pick_entries(states: Any, first: int, step: int, count: int) -> dict[int, Any]:
-    """The entries of streams first, first + step ..., of a mapping that may hold those of other hosts, too.
+    """Return the entries of streams first, first + step ..., of a mapping that may hold those of other hosts, too.
 
     Raises StateMismatch where one is missing, or where there are more than `count` streams in all.
     """

@@ -278,14 +278,14 @@ class _RebatchCursor(GroupCursor[Rebatch]):
 
 
 def count_rows(batch: Any) -> int | None:
-    """How many rows a batch has; None if its arrays do not share a first axis, or have no rows."""
+    """Return how many rows a batch has; None if its arrays do not share a first axis, or have no rows."""
     sizes = {np.shape(leaf)[:1] for leaf in trees.leaves(batch)}
     return sizes.pop()[0] or None if len(sizes) == 1 and () not in sizes else None
 
 
 @in_states("unbatch")
 def unbatch(batch: Any) -> list[Any]:
-    """The rows of a batch."""
+    """Return the rows of a batch."""
     count = count_rows(batch)
     if count is None:
         raise ValueError(

@@ -111,7 +111,7 @@ class BatchRecords:
 
 @in_states("loader_data_of_record")
 def data_of(record: Record[Any]) -> Any:
-    """The data of a record."""
+    """Return the data of a record."""
     return record.data
 
 
@@ -170,7 +170,7 @@ class _OperationCursor(Over[Operate]):
         return made
 
     def _run_again(self) -> None:
-        """Starts the operation, and drops the records that it had given before the state."""
+        """Start the operation, and drops the records that it had given before the state."""
         self.output = iter(self._check_records(self.node.transform(self._read_input())))
         with collect_skips(self.skips):
             for done in range(self.replay):
@@ -220,7 +220,7 @@ class Operation(Protocol):
     """An operation that a user writes. It has no state of its own: to restore it, it runs again from its beginning."""
 
     def __call__(self, input_iterator: RecordIterator, /) -> RecordIterator:
-        """Returns the records that the operation makes of those in `input_iterator`."""
+        """Return the records that the operation makes of those in `input_iterator`."""
         ...
 
 

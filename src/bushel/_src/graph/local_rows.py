@@ -45,11 +45,11 @@ class RowChoice:
         return epochs.divisor(self.shares)
 
     def global_size(self, size: int, full: int) -> int:
-        """How many rows the global array has for a batch of `size` rows, where `full` rows are usual."""
+        """Return how many rows the global array has for a batch of `size` rows, where `full` rows are usual."""
         return size if self.remainder is None else epochs.round_up(max(size, full), self.multiple)
 
     def rows(self, size: int, full: int) -> np.ndarray:
-        """The rows to read of a batch of `size` rows. Rows that are padded read the first row again."""
+        """Return the rows to read of a batch of `size` rows. Rows that are padded read the first row again."""
         whole = self.global_size(size, full)
         if whole % self.multiple or (self.remainder == "drop" and whole != size):
             return np.zeros(1, dtype=np.int64)  # the batch is dropped or refused later, by its size
@@ -58,7 +58,9 @@ class RowChoice:
 
 
 def restrict_rows(stream: StreamNode, choice: RowChoice) -> StreamNode | None:
-    """The same stream with only the rows of this process in its batches. None where a batch must be computed whole.
+    """Return the same stream with only the rows of this process in its batches.
+
+    None where a batch must be computed whole.
 
     That is so where it does not end in `batch` or `bucket`: a function of a whole batch may look at all of its rows.
     """
@@ -84,7 +86,7 @@ def _is_row_by_row(node: Node) -> bool:
 
 
 def find_batches(node: Node) -> list[BatchElements | BatchStream]:
-    """The last `batch` on each path of a pipeline, through nodes that do not change what a batch is.
+    """Return the last `batch` on each path of a pipeline, through nodes that do not change what a batch is.
 
     A user's `batch_fn` decides how many rows its batches have, so it is left out.
     """
@@ -95,7 +97,7 @@ def find_batches(node: Node) -> list[BatchElements | BatchStream]:
 
 
 def find_obstacle(node: Node) -> Node:
-    """The operation because of which `restrict_rows` gives None."""
+    """Return the operation because of which `restrict_rows` gives None."""
     if isinstance(node, BatchStream) and node.batch_fn is None:
         steps, _ = _steps_before(node)
         return next((step for step in steps if type(step) not in _MAP_NODES and type(step) is not SeedStream), node)
@@ -106,14 +108,16 @@ def find_obstacle(node: Node) -> Node:
 
 
 def keeps_all_batches(node: Node) -> bool:
-    """Whether it is clear that no operation after the last `batch` leaves some batches out."""
+    """Return whether it is clear that no operation after the last `batch` leaves some batches out."""
     if isinstance(node, (BatchElements, BatchStream)):
         return True
     return (node.transparent or isinstance(node, _KEEP_ALL)) and all(map(keeps_all_batches, node.parents))
 
 
 def tail_of(batch: BatchElements | BatchStream) -> int | None:
-    """How many rows the last batch has; 0 if it has as many as the others or is dropped, None if that is not known."""
+    """Return how many rows the last batch has; 0 if it has as many as the others or is dropped, None if that is not
+    known.
+    """
     elements = batch.parent.length
     if batch.drop_remainder or (elements is not None and elements >= checks.INFINITE):
         return 0
@@ -206,8 +210,8 @@ _MAP_NODES: dict[type[Elementwise], type[Any]] = {
 
 
 def _as_map_node(batch: BatchStream) -> tuple[BatchElements, Elements, list[OneParent]] | None:
-    """The batches of a stream as a map node, the elements that the stream begins from, and the nodes that say how to
-    run it, the first one first.
+    """Return the batches of a stream as a map node, the elements that the stream begins from, and the nodes that say
+    how to run it, the first one first.
 
     None where an element may be dropped, or depends on more than its index.
     """
@@ -229,7 +233,7 @@ def _as_map_node(batch: BatchStream) -> tuple[BatchElements, Elements, list[OneP
 
 
 def _steps_before(batch: BatchStream) -> tuple[list[StreamNode], list[OneParent]]:
-    """The steps before a batch, up to one that has no single parent, and the nodes that say how to run them.
+    """Return the steps before a batch, up to one that has no single parent, and the nodes that say how to run them.
 
     Both lists begin with the node next to the batch.
     """
@@ -304,13 +308,13 @@ class MeasureTail(Elementwise):
 
 
 def is_whole(element: tuple[Any, np.ndarray]) -> bool:
-    """Whether a batch has as many rows as its global array."""
+    """Return whether a batch has as many rows as its global array."""
     size, whole = element[1].tolist()
     return size == whole
 
 
 def measure_batches(stream: StreamNode, choice: RowChoice) -> StreamNode:
-    """The batches of a stream, whole, each with its sizes; without or with a padded last batch, as asked."""
+    """Return the batches of a stream, whole, each with its sizes; without or with a padded last batch, as asked."""
     sizes = {batch.batch_size for batch in find_batches(stream)}
     measured = MeasureTail(stream, Measure(choice, sizes.pop() if len(sizes) == 1 else 0))
     return DropTail(measured, is_whole) if choice.remainder == "drop" else measured

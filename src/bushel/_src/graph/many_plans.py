@@ -22,7 +22,7 @@ from bushel._src.index import int64
 
 
 def plan_many(nodes: Sequence[MapNode]) -> PlanMany:
-    """A function that plans elements of many nodes in one call: nodes of one class take each step together."""
+    """Return a function that plans elements of many nodes in one call: nodes of one class take each step together."""
     kinds: dict[type[MapNode], list[int]] = {}
     for number, node in enumerate(nodes):
         kinds.setdefault(type(node), []).append(number)
@@ -47,13 +47,13 @@ def plan_many(nodes: Sequence[MapNode]) -> PlanMany:
 
 
 def plan_each(nodes: Sequence[MapNode], which: np.ndarray, indices: np.ndarray) -> Plan:
-    """Plans the elements of each node for itself."""
+    """Plan the elements of each node for itself."""
     rows = int64.group(which)
     return _merge_plans(which, rows, {number: nodes[number].plan(indices[here]) for number, here in rows.items()})
 
 
 def _plan_kinds(nodes: Sequence[MapNode], groups: list[list[int]]) -> PlanMany:
-    """Plans the elements of each group of nodes together."""
+    """Plan the elements of each group of nodes together."""
     group_of, place = np.empty((2, len(nodes)), dtype=np.int64)
     for number, group in enumerate(groups):
         group_of[group], place[group] = number, np.arange(len(group))
@@ -69,7 +69,7 @@ def _plan_kinds(nodes: Sequence[MapNode], groups: list[list[int]]) -> PlanMany:
 
 
 def find_each(nodes: Sequence[Moved], which: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Positions in the parents, for nodes that cannot compute them together."""
+    """Return positions in the parents, for nodes that cannot compute them together."""
     found = [(here, nodes[number].find_positions(indices[here])) for number, here in int64.group(which).items()]
     wide = any(positions.dtype == object for _, positions in found)
     merged = np.empty(len(indices), dtype=object if wide else np.int64)
@@ -79,7 +79,7 @@ def find_each(nodes: Sequence[Moved], which: np.ndarray, indices: np.ndarray) ->
 
 
 def _merge_plans(which: np.ndarray, rows: dict[int, np.ndarray], plans: dict[int, Plan]) -> Plan:
-    """One plan of the rows that several plans serve."""
+    """Return one plan of the rows that several plans serve."""
     if len(plans) == 1:
         (plan,) = plans.values()
         return plan
@@ -130,7 +130,7 @@ class _Selected(Plan):
 
 
 def merge_rows(parts: list[tuple[np.ndarray, Block]], count: int) -> Block:
-    """One block of `count` rows, of blocks that each come with the places of their rows."""
+    """Return one block of `count` rows, of blocks that each come with the places of their rows."""
     if len(parts) == 1:
         return parts[0][1]
     columns = [block for _, block in parts if isinstance(block, Columns)]
@@ -175,7 +175,7 @@ class JoinedOperations:
         self.needs_private = any(operation.needs_private for operation in self.operations)
 
     def plan(self, which: np.ndarray, indices: np.ndarray) -> Plan:
-        """Plans the elements at `indices` of the nodes `which`."""
+        """Plan the elements at `indices` of the nodes `which`."""
         return _ByManyOperations(self, which, indices, self._plan_parents(which, indices))
 
 
@@ -198,7 +198,7 @@ class _ByManyOperations(Plan):
         return self._run_each(block, low, which, owned, private)
 
     def _run_each(self, block: Block, low: int, which: np.ndarray, owned: bool, private: bool) -> Block:
-        """Runs each operation on its rows."""
+        """Run each operation on its rows."""
         joined = self.joined
         # Rows of one part are likely to be of one kind, and a vectorized function needs such rows to stack them.
         keys = which if joined.vectorized and not isinstance(block, Columns) else joined.operation_of[which]
@@ -219,7 +219,7 @@ class _ByManyOperations(Plan):
     def _run(
         self, operation: BlockOperation, block: Block, low: int, here: np.ndarray, owned: bool, private: bool
     ) -> Block:
-        """Runs an operation on the rows `low + here` of the plan."""
+        """Run an operation on the rows `low + here` of the plan."""
 
         def where(row: int) -> str:
             # A vectorized function fails for the whole block. The error does not say which element caused it.

@@ -51,7 +51,7 @@ RunPrivateSteps = Callable[[list[Any], Sequence[Callable[[Any], Any]], bool], li
 
 @functools.lru_cache(maxsize=256)
 def compile_steps(drops: tuple[bool, ...]) -> RunSteps:
-    """The loop over rows that calls functions in turn: maps, and filters where `drops` says so.
+    """Return the loop over rows that calls functions in turn: maps, and filters where `drops` says so.
 
     >>> run = compile_steps((False, True))
     >>> run(iter([1, None, 3]), [lambda x: x + 1, lambda x: x > 2])
@@ -70,7 +70,9 @@ def compile_steps(drops: tuple[bool, ...]) -> RunSteps:
 
 @functools.lru_cache(maxsize=256)
 def compile_private_steps(drops: tuple[bool, ...]) -> RunPrivateSteps:
-    """The same loop for functions that may write into what they get, or keep it. The rows that it returns are private.
+    """Return the same loop for functions that may write into what they get, or keep it.
+
+    The rows that it returns are private.
 
     A row passes the gate before the first function and after each function. Only then comes the next row, since a
     function may use one buffer for all rows.
@@ -109,7 +111,7 @@ def compile_private_steps(drops: tuple[bool, ...]) -> RunPrivateSteps:
 
 
 def find_failed_step(error: BaseException) -> int:
-    """The number of the function that has raised an error inside such a loop."""
+    """Return the number of the function that has raised an error inside such a loop."""
     line, trace = 0, error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename not in (_FILE, _PRIVATE_FILE):
         trace = trace.tb_next
@@ -225,7 +227,7 @@ class _Step:
         self.drops = kind.drops
 
     def can_join(self, before: _Step) -> bool:
-        """Whether this step can run in one loop with the one before: both only read, or both may write."""
+        """Return whether this step can run in one loop with the one before: both only read, or both may write."""
         return not self.counts and not before.counts and self._only_reads == before._only_reads
 
     @property
@@ -253,7 +255,10 @@ class _Chain:
         return len(self.steps)
 
     def run(self, rows: list[Any], where: Callable[[_Step, int], str], owned: bool, private: bool) -> list[Any]:
-        """The rows after all steps. See `BlockOperation.run` for the arguments. The list `rows` is empty afterwards."""
+        """Return the rows after all steps.
+
+        See `BlockOperation.run` for the arguments. The list `rows` is empty afterwards.
+        """
         count = len(rows)
         # For elements of known types such functions return known types, too. So one look at the rows is enough.
         only_reads = not self._may_write and are_known(rows)

@@ -70,12 +70,12 @@ class MixToTheLast(Select):
 
 
 def _format_weights(weights: tuple[int, ...]) -> list[float]:
-    """Weights as they are shown: whole numbers if they are short, else shares."""
+    """Return weights as they are shown: whole numbers if they are short, else shares."""
     return list(weights) if max(weights) < 10**6 else [float(f"{weight / sum(weights):.4g}") for weight in weights]
 
 
 def is_special(weights: Any) -> bool:
-    """Whether weights are a schedule or a word instead of one number for each part."""
+    """Return whether weights are a schedule or a word instead of one number for each part."""
     return isinstance(weights, str) or (weights is not None and any(_is_stage(entry) for entry in weights))
 
 
@@ -84,14 +84,14 @@ def _is_stage(entry: Any) -> bool:
 
 
 def check_ending(when_exhausted: str) -> None:
-    """Raises if the word for the end of a mixture is not one of the three."""
+    """Raise if the word for the end of a mixture is not one of the three."""
     checks.choice(when_exhausted, ("stop", "restart", "continue"), "when_exhausted")
 
 
 def mix_exactly(
     parts: tuple[MapNode, ...], weights: Weights | None, temperature: float | None, when_exhausted: str
 ) -> MapNode:
-    """Checks the arguments of an exact mixture and builds it."""
+    """Check the arguments of an exact mixture and builds it."""
     check_ending(when_exhausted)
     stages = _read_stages(parts, weights, temperature)
     for number, part in enumerate(parts):

@@ -28,7 +28,7 @@ class Plan(abc.ABC):
 
     @abc.abstractmethod
     def read(self, low: int, high: int, private: bool) -> Block:
-        """Reads rows [low, high) of the plan. Several threads may call it at once.
+        """Read rows [low, high) of the plan. Several threads may call it at once.
 
         Raises RowFailed, with the row counted from `low`, where a record cannot be read or a user's function fails.
 
@@ -41,11 +41,11 @@ class Plan(abc.ABC):
         """
 
     def take(self, low: int, high: int) -> Block:
-        """Reads rows [low, high) for a caller that may write into them."""
+        """Read rows [low, high) for a caller that may write into them."""
         return self.read(low, high, True)
 
     def look(self, low: int, high: int) -> Block:
-        """Reads rows [low, high) for a caller that only reads them, such as one that stacks a batch."""
+        """Read rows [low, high) for a caller that only reads them, such as one that stacks a batch."""
         return self.read(low, high, False)
 
     @overridable
@@ -59,7 +59,7 @@ class Plan(abc.ABC):
 
 
 def take_in_order(read: Callable[[int, int], Block], low: int, high: int) -> Block:
-    """`read(low, high)` of a plan. If rows fail, the error is that of the first row that fails.
+    """Return `read(low, high)` of a plan. If rows fail, the error is that of the first row that fails.
 
     Operations run on whole blocks, one operation after the other. An early operation that fails at row 7 hides a later
     one that would fail at row 3. So the rows before the failed one are read again, one by one.
@@ -78,7 +78,7 @@ def take_in_order(read: Callable[[int, int], Block], low: int, high: int) -> Blo
 def raise_for_row(
     error: Exception, count: int, left: Iterator[Any] | list[Any], where: Callable[[int], str]
 ) -> NoReturn:
-    """Raises the RowFailed for an error in a loop over `count` rows, of which `left` has the rest.
+    """Raise the RowFailed for an error in a loop over `count` rows, of which `left` has the rest.
 
     The row that failed follows from how many rows are left. So the loop itself need not count rows.
     """
@@ -89,7 +89,9 @@ def raise_for_row(
 
 
 def call_for_each(function: Callable[[int], Any], numbers: list[int], what: str) -> list[Any]:
-    """`function(number)` for each number, where the user's function chooses elements; RowFailed says `what` failed."""
+    """Return `function(number)` for each number, where the user's function chooses elements; RowFailed says `what`
+    failed.
+    """
     left = iter(numbers)
     try:
         return [function(number) for number in left]
@@ -118,11 +120,11 @@ class InTwoSteps(abc.ABC):
 
     @abc.abstractmethod
     def ahead(self, values: Any) -> dict[str, np.ndarray]:
-        """The first step: arrays by name, one entry per element, computed without reading."""
+        """Return the first step: arrays by name, one entry per element, computed without reading."""
 
     @abc.abstractmethod
     def after(self, known: Any) -> Any:
-        """The second step: the elements. It must not write into `known`, which all rows of a plan share."""
+        """Return the second step: the elements. It must not write into `known`, which all rows of a plan share."""
 
     @property
     @abc.abstractmethod
@@ -152,7 +154,9 @@ class Epochs(enum.IntEnum):
     SAME = 2  # the same records in the same order
 
     def after_cutting(self) -> Epochs:
-        """How epochs compare after each was cut by position: cut pieces of shuffled epochs have different records."""
+        """Return how epochs compare after each was cut by position: cut pieces of shuffled epochs have different
+        records.
+        """
         return self if self is Epochs.SAME else Epochs.DIFFERENT
 
 
@@ -197,11 +201,11 @@ class Node(abc.ABC):
 
     @abc.abstractmethod
     def call(self) -> str:
-        """The node as the user wrote it, e.g. `batch(128, drop_remainder=True)`."""
+        """Return the node as the user wrote it, e.g. `batch(128, drop_remainder=True)`."""
 
     @overridable
     def describe(self) -> str:
-        """The node as it reads in an error message; by default as the user wrote it."""
+        """Return the node as it reads in an error message; by default as the user wrote it."""
         return self.call()
 
     no_spec: ClassVar[str] = ""
@@ -209,7 +213,7 @@ class Node(abc.ABC):
 
     @overridable
     def element_spec(self) -> Any:
-        """A tree of ShapeDtypeStruct, known without reading; by default that of the first parent.
+        """Return a tree of ShapeDtypeStruct, known without reading; by default that of the first parent.
 
         Raises an error that says why where shapes are not known.
         """
@@ -243,7 +247,7 @@ class Node(abc.ABC):
 
     @overridable
     def parameters(self) -> dict[str, Any]:
-        """What distinguishes this node from another of its kind; by default its fields.
+        """Return what distinguishes this node from another of its kind; by default its fields.
 
         Parents, and fields marked `identity=False` (options of running), are left out.
         """
@@ -286,15 +290,17 @@ class MapNode(Node):
 
     @abc.abstractmethod
     def find_length(self) -> int:
-        """How many elements one epoch has; INFINITE for an endless node. It is asked once: see `length`."""
+        """Return how many elements one epoch has; INFINITE for an endless node. It is asked once: see `length`."""
 
     @abc.abstractmethod
     def plan(self, indices: np.ndarray) -> Plan:
-        """Plans the elements at `indices` (int64, any order, any epoch)."""
+        """Plan the elements at `indices` (int64, any order, any epoch)."""
 
     @abc.abstractmethod
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        """Which elements of the parents the ones at `indices` are made of, by arithmetic alone; none for a leaf."""
+        """Return which elements of the parents the ones at `indices` are made of, by arithmetic alone; none for a
+        leaf.
+        """
 
     @property
     @abc.abstractmethod
@@ -304,12 +310,14 @@ class MapNode(Node):
     @classmethod
     @overridable
     def join_plans(cls, nodes: Sequence[Any]) -> PlanMany | None:
-        """`plan` of many nodes of this class in one call; by default None: each node makes a plan of its own."""
+        """Return `plan` of many nodes of this class in one call; by default None: each node makes a plan of its own."""
         return None
 
     @overridable
     def origin(self, index: int) -> Origin:
-        """The source record at `index`, for a node that is made of no others; by default named after the node."""
+        """Return the source record at `index`, for a node that is made of no others; by default named after the
+        node.
+        """
         return Origin(self.call(), (index % self.length,))
 
     @property
@@ -343,7 +351,7 @@ class MapNode(Node):
         return self.splits or any(parent.has_splits for parent in self.parents)
 
     def origins(self, index: int) -> tuple[Origin, ...]:
-        """Which source records make up the element at `index`, by arithmetic alone."""
+        """Return which source records make up the element at `index`, by arithmetic alone."""
         rows, which, positions = self.made_of(int64.array([index]))
         if not len(rows):
             return (self.origin(index),)
@@ -352,14 +360,14 @@ class MapNode(Node):
         return merge_origins(origins) if len(self.parents) == 1 and len(which) > 1 else origins
 
     def describe_failure(self, *indices: int) -> str:
-        """The note on an error: this operation failed at its element `indices[0]`, or at one of several."""
+        """Return the note on an error: this operation failed at its element `indices[0]`, or at one of several."""
         if len(indices) == 1:
             return describe_failure(self.describe(), indices[0], self.origins(indices[0]))
         origins = merge_origins(origin for index in indices for origin in self.origins(index))
         return describe_failure(self.describe(), list(indices), origins)
 
     def take(self, indices: np.ndarray) -> Block:
-        """The elements at `indices`, as a block. Raises RowFailed for the first that fails."""
+        """Return the elements at `indices`, as a block. Raise RowFailed for the first that fails."""
         return take_in_order(self.plan(indices).take, 0, len(indices))
 
 
@@ -413,12 +421,12 @@ class Moved(OneParentMap):
 
     @abc.abstractmethod
     def find_positions(self, indices: np.ndarray) -> np.ndarray:
-        """Where in the parent the elements at `indices` are."""
+        """Return where in the parent the elements at `indices` are."""
 
     @classmethod
     @overridable
     def join_positions(cls, nodes: Sequence[Any]) -> FindMany | None:
-        """`find_positions` of many nodes of this class in one call; by default None: each node is asked."""
+        """Return `find_positions` of many nodes of this class in one call; by default None: each node is asked."""
         return None
 
     def plan(self, indices: np.ndarray) -> Plan:
@@ -459,25 +467,27 @@ class SeveralParents(MapNode):
 
 
 def made_of_nothing() -> MadeOf:
-    """What elements are made of where they are made of no parent's elements."""
+    """Return what elements are made of where they are made of no parent's elements."""
     none = np.zeros(0, dtype=np.int64)
     return none, none, none
 
 
 def made_of_one_each(positions: np.ndarray) -> MadeOf:
-    """What elements are made of where each is made of one element of the one parent."""
+    """Return what elements are made of where each is made of one element of the one parent."""
     rows = np.arange(len(positions))
     return rows, np.zeros_like(rows), positions
 
 
 def made_of_several(edges: np.ndarray, positions: np.ndarray) -> MadeOf:
-    """What elements are made of where element n is made of the one parent's `positions[edges[n]:edges[n + 1]]`."""
+    """Return what elements are made of where element n is made of the one parent's `positions[edges[n]:edges[n +
+    1]]`.
+    """
     rows = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     return rows, np.zeros_like(rows), positions
 
 
 def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:
-    """The seed that an operation after `nodes` derives from the seeds set before it; None where none is set.
+    """Return the seed that an operation after `nodes` derives from the seeds set before it; None where none is set.
 
     The search goes breadth first, so that the seed depends on the shape of the pipeline alone. Each path ends at the
     first seed it meets.
@@ -496,14 +506,14 @@ def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:
 
 
 def skip_transparent(node: Node) -> Node:
-    """The node itself; for one that only says how its parent runs, that parent."""
+    """Return the node itself; for one that only says how its parent runs, that parent."""
     while node.transparent:
         (node,) = node.parents
     return node
 
 
 def replace_parents(node: Node, change: Callable[[Node], Node]) -> Any:
-    """A copy of a node that draws from `change(parent)` for each parent. A user's own dataset stays as it is."""
+    """Return a copy of a node that draws from `change(parent)` for each parent. A user's own dataset stays as it is."""
     if not dataclasses.is_dataclass(node):
         return node
     fields = {field.name: getattr(node, field.name) for field in dataclasses.fields(node) if field.init}
@@ -516,7 +526,7 @@ def replace_parents(node: Node, change: Callable[[Node], Node]) -> Any:
 
 
 def describe_failure(what: str, index: int | list[int], origins: tuple[Origin, ...]) -> str:
-    """The note on an error: which transformation failed, at which of its elements, made of which records."""
+    """Return the note on an error: which transformation failed, at which of its elements, made of which records."""
     made_of = "; ".join(map(str, origins))
     numbers = [index] if isinstance(index, int) else index
     at = f"its element {numbers[0]}" if len(numbers) == 1 else f"one of its elements {_list_numbers(numbers)}"
@@ -524,7 +534,7 @@ def describe_failure(what: str, index: int | list[int], origins: tuple[Origin, .
 
 
 def merge_origins(origins: Iterable[Origin]) -> tuple[Origin, ...]:
-    """Origins with one entry per source."""
+    """Return origins with one entry per source."""
     by_source: dict[str, tuple[int, ...]] = {}
     for origin in origins:
         by_source[origin.source] = by_source.get(origin.source, ()) + origin.indices

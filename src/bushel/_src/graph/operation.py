@@ -57,7 +57,9 @@ class BlockOperation:
 
     @classmethod
     def of(cls, kind: Kind, transform: Any, vectorized: bool = False, seed: int | None = None) -> BlockOperation:
-        """The operation of a transformation: a function, or an object of one of the classes in base/transforms.py."""
+        """Return the operation of a transformation: a function, or an object of one of the classes in
+        base/transforms.py.
+        """
         return cls(kind, transform, kind.find_function(transform), vectorized, seed)
 
     @functools.cached_property
@@ -92,16 +94,16 @@ class BlockOperation:
         return RngPool(self.seed)
 
     def call(self) -> str:
-        """The operation as the user wrote it: `map(normalise, vectorized=True)`."""
+        """Return the operation as the user wrote it: `map(normalise, vectorized=True)`."""
         options = {"vectorized": True} if self.vectorized else {} if self.seed is None else {"seed": self.seed}
         return format_call(self.kind.name, self.transform, **options)
 
     def describe(self) -> str:
-        """The operation as it reads in a message: `map(normalise @ train.py:12)`."""
+        """Return the operation as it reads in a message: `map(normalise @ train.py:12)`."""
         return f"{self.kind.name}({transforms.locate_transform(self.transform)})"
 
     def derive_spec(self, parent: Node) -> Any:
-        """The element spec after this operation on the elements of `parent`."""
+        """Return the element spec after this operation on the elements of `parent`."""
         if self.kind.drops:
             return parent.element_spec()
         if not hasattr(self.transform, "output_spec"):
@@ -115,7 +117,7 @@ class BlockOperation:
     def run(
         self, block: Block, numbers: Sequence[int], where: Callable[[int], str], *, owned: bool, private: bool
     ) -> tuple[Block, list[bool] | None]:
-        """The operation on a block.
+        """Return the operation on a block.
 
         Returns a block with a row for each that came in. A filter returns the rows that it was given, and one bool per
         row: whether the row stays; None where all stay. Raises RowFailed.
@@ -152,7 +154,7 @@ class BlockOperation:
     def _run_privately(
         self, rows: list[Any], numbers: Sequence[int], owned: bool
     ) -> tuple[list[Any], list[bool] | None]:
-        """Calls the function with each row, and makes what it returns private before the next call.
+        """Call the function with each row, and make what it returns private before the next call.
 
         The function may have kept what it got or returned, and may write into it at the next call.
 
@@ -198,7 +200,7 @@ class BlockOperation:
         return rows, None if all(verdicts) else verdicts
 
     def _run_columns(self, block: Block) -> Block:
-        """The function of whole columns. It sees no missing elements, and must return one element for each.
+        """Return the function of whole columns. It sees no missing elements, and must return one element for each.
 
         A filter gets a copy, since the rows that it sees are needed afterwards. A map takes the columns.
         """
@@ -235,7 +237,10 @@ class BlockOperation:
         return Columns(trees.map_leaves(as_column, result), columns.length, columns.present)
 
     def _as_verdicts(self, made: Block) -> list[bool]:
-        """What a filter of whole columns has returned, as one bool per element. A missing element does not stay."""
+        """Return what a filter of whole columns has returned, as one bool per element.
+
+        A missing element does not stay.
+        """
         tree = made.tree if isinstance(made, Columns) and made.present is None else None
         if isinstance(tree, np.ndarray) and tree.dtype == bool and tree.ndim == 1:
             return tree.tolist()
@@ -274,7 +279,7 @@ class WithTransform(WithOperation, OneParentMap):
 
 
 def keep_rows(block: Block, kept: list[bool]) -> Block:
-    """The rows of a block that stay, for a stream."""
+    """Return the rows of a block that stay, for a stream."""
     if isinstance(block, Columns) and block.present is None:
         return block.where(np.array(kept)).dense()
     rows = itertools.compress(blocks.rows_of(block), kept)
@@ -282,7 +287,7 @@ def keep_rows(block: Block, kept: list[bool]) -> Block:
 
 
 def mark_missing(block: Block, kept: list[bool]) -> Block:
-    """The block with the rows missing that do not stay, for a map node."""
+    """Return the block with the rows missing that do not stay, for a map node."""
     if isinstance(block, Columns):
         stays = np.array(kept)
         return block.where(stays if block.present is None else stays[block.present])
@@ -290,7 +295,7 @@ def mark_missing(block: Block, kept: list[bool]) -> Block:
 
 
 def format_call(operation: str, transform: Any, **options: Any) -> str:
-    """How an operation with a user's transformation reads: `map(normalise, vectorized=True)`."""
+    """Return how an operation with a user's transformation reads: `map(normalise, vectorized=True)`."""
     shown = [transforms.short_name(transform), *(f"{name}={value}" for name, value in options.items())]
     return f"{operation}({', '.join(shown)})"
 

@@ -66,7 +66,7 @@ class ElementOrigin:
         return "\n".join([f"element {self.index} is made of", *lines])
 
     def _list_groups(self) -> list[str]:
-        """The lines of an element of many records: those of one epoch of one source together."""
+        """Return the lines of an element of many records: those of one epoch of one source together."""
         groups: dict[SourceRecord, list[str]] = {}
         for record, times in self._count().items():
             group = dataclasses.replace(record, record=-1)
@@ -96,7 +96,7 @@ class ElementOrigin:
         return tables.paragraph(f"element {self.index} is made of") + table
 
     def _count(self) -> collections.Counter[SourceRecord]:
-        """How many times each record is in the element, in the order in which they come first."""
+        """Return how many times each record is in the element, in the order in which they come first."""
         return collections.Counter(self.records)
 
 
@@ -109,7 +109,7 @@ _PlacedRecord = tuple[tuple[int, ...], SourceRecord]
 
 
 def find_origins(node: MapNode, indices: np.ndarray) -> list[ElementOrigin]:
-    """What the elements at `indices` are made of."""
+    """Return what the elements at `indices` are made of."""
     records_of: list[list[_PlacedRecord]] = [[] for _ in indices]
     _walk(node, np.arange(len(indices)), indices, [()] * len(indices), (), records_of)
     return [
@@ -127,7 +127,7 @@ def _walk(
     component: tuple[int, ...],
     records_of: list[list[_PlacedRecord]],
 ) -> None:
-    """Follows elements of `node` up to the source records.
+    """Follow elements of `node` up to the source records.
 
     Args:
       node: the node.
@@ -154,7 +154,7 @@ def _walk(
 
 
 def find_next_origins(stream: StreamNode, next_index: Callable[[], int], steps: int) -> list[ElementOrigin]:
-    """What the next steps of a stream are made of. Raises where they do not follow from its position alone."""
+    """Return what the next steps of a stream are made of. Raise where they do not follow from its position alone."""
     batches: list[BatchStream] = []
     node: Node = stream
     while not isinstance(node, Elements):
@@ -192,7 +192,7 @@ _INNER = ("parent", "parent_window_start_state")
 
 
 def find_epoch(stream: StreamNode, state: State) -> int:
-    """How many epochs are over at a position of a stream. Raises where epochs have no number.
+    """Return how many epochs are over at a position of a stream. Raise where epochs have no number.
 
     Args:
       stream: the last node of the pipeline.
@@ -209,7 +209,7 @@ def find_epoch(stream: StreamNode, state: State) -> int:
 
 
 def drops_elements(stream: StreamNode) -> bool:
-    """Whether a stream leaves out missing elements, so that the number of an element is not its index."""
+    """Return whether a stream leaves out missing elements, so that the number of an element is not its index."""
     nodes: list[Node] = [stream]
     for node in nodes:  # the list grows while it is read
         if isinstance(node, Elements):
@@ -230,7 +230,7 @@ def _find_map_node(stream: StreamNode) -> MapNode:
 
 
 def _find_epoch_of_element(node: MapNode, index: int) -> int:
-    """The epoch of the last `repeat` before `node`, for the element of `node` at `index`."""
+    """Return the epoch of the last `repeat` before `node`, for the element of `node` at `index`."""
     first = node
     while not isinstance(node, Repeat):
         known = node.length and len(node.parents) == 1

@@ -103,12 +103,12 @@ class PackedFeatures:
         return [column if _are_sequences(column) else list(map(as_sequence, column)) for column in columns]
 
     def build(self, values: list[Any]) -> dict[str, Any]:
-        """The leaves in the structure of length_struct."""
+        """Return the leaves in the structure of length_struct."""
         return dict(trees.flatten(self.struct)[1](values))
 
 
 def check_lengths(struct: Any) -> dict[str, Any]:
-    """A length_struct: a mapping whose leaves are positive integers."""
+    """Return a length_struct: a mapping whose leaves are positive integers."""
     if not isinstance(struct, Mapping) or not trees.leaves(struct):
         raise ValueError(f"length_struct must map the features to the lengths of their rows, got {struct!r}.")
     return {
@@ -118,7 +118,7 @@ def check_lengths(struct: Any) -> dict[str, Any]:
 
 
 def leaves_up_to(struct: Any, element: Any) -> list[Any]:
-    """The entries of an element at the places where `struct` has leaves."""
+    """Return the entries of an element at the places where `struct` has leaves."""
     if isinstance(struct, Mapping):
         return [leaf for key, value in struct.items() for leaf in leaves_up_to(value, element[key])]
     if isinstance(struct, (list, tuple)):
@@ -134,7 +134,7 @@ _DIMENSIONS = operator.attrgetter("ndim")
 
 
 def as_sequence(value: Any) -> np.ndarray:
-    """A sequence as an array: lists and tuples become arrays, a number becomes a sequence of one."""
+    """Return a sequence as an array: lists and tuples become arrays, a number becomes a sequence of one."""
     if type(value) is np.ndarray and value.ndim:
         return value
     if isinstance(value, int):
@@ -152,7 +152,8 @@ def as_sequence(value: Any) -> np.ndarray:
 
 
 def fill_rows(laid: Layout, pieces: Sequence[np.ndarray], like: np.ndarray, padding: Any = None) -> np.ndarray:
-    """The rows of one feature: all pieces are copied to their places at once, with `padding` (or zeros) in the gaps.
+    """Return the rows of one feature: all pieces are copied to their places at once, with `padding` (or zeros) in the
+    gaps.
 
     >>> from bushel._src.index.packing import layout
     >>> laid = layout(np.array([1, 0]), np.array([0, 1]), np.array([2, 2]), np.array([1, 1]), count=2, length=4)
@@ -250,7 +251,7 @@ class _PackCursor(GroupCursor[Pack]):
         return self._fill(bins, sequences, lengths, loose) if bins.used else None
 
     def _measure(self, rows: list[Any]) -> tuple[list[list[Any]], list[list[Any]], list[list[int]]]:
-        """The sequences of some elements, their other entries, and how long the sequences are: by feature."""
+        """Return the sequences of some elements, their other entries, and how long the sequences are: by feature."""
         try:
             taken = self.features.take(rows)
             others = [[row[name] for row in rows] for name in self.features.loose]
@@ -269,7 +270,7 @@ class _PackCursor(GroupCursor[Pack]):
     def _fill(
         self, bins: Bins, sequences: list[list[np.ndarray]], lengths: list[list[int]], loose: list[list[Any]]
     ) -> Block:
-        """The rows of a group, in the order in which they are handed out."""
+        """Return the rows of a group, in the order in which they are handed out."""
         node, features, placed = self.node, self.features, bins.placement()
         rows, order = placed.rows, None
         if node.shuffle_bins:
@@ -311,7 +312,9 @@ class _PackCursor(GroupCursor[Pack]):
 
 
 def _sort_by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
-    """Rows by the mean of the different values other than zero in each, those of one mean as they were shuffled."""
+    """Return rows by the mean of the different values other than zero in each, those of one mean as they were
+    shuffled.
+    """
     means = []
     for row in values:
         different, _ = int64.find_distinct(row)
@@ -321,7 +324,7 @@ def _sort_by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
 
 
 def _add_lists(packed: Columns, names: Sequence[str], loose: list[list[Any]], rows: np.ndarray) -> list[Any]:
-    """Packed rows with the entries of their elements in lists."""
+    """Return packed rows with the entries of their elements in lists."""
     made = packed.rows()
     for name, entries in zip(names, loose, strict=True):
         for row in made:

@@ -223,7 +223,7 @@ class Select(SeveralParents):
         return self.route(indices)
 
     def route(self, indices: np.ndarray) -> Plan:
-        """Plans of the parents, and which of them serves which element."""
+        """Return plans of the parents, and which of them serves which element."""
         which, positions = self.choose(indices)
         used = which if len(which) == 1 else np.flatnonzero(np.bincount(which))
         if len(used) == 1:
@@ -361,7 +361,7 @@ class _Zipped(Plan):
 
 
 def zip_blocks(parts: list[Block], count: int) -> Block:
-    """Tuples of the elements of several blocks of `count` elements; columns stay columns."""
+    """Return tuples of the elements of several blocks of `count` elements; columns stay columns."""
     columns = [block.tree for block in parts if isinstance(block, Columns) and block.present is None]
     if len(columns) == len(parts):
         return Columns(tuple(columns), count)

@@ -28,7 +28,7 @@ class Sampler(Protocol):
     """
 
     def __getitem__(self, index: int, /) -> RecordMetadata:
-        """Returns the metadata of the record at a global index."""
+        """Return the metadata of the record at a global index."""
         ...
 
 
@@ -62,7 +62,7 @@ class SequentialSampler:
         return _look_up(self, index)
 
     def record_keys(self, indices: np.ndarray) -> np.ndarray:
-        """Places in the source for many global indices."""
+        """Return places in the source for many global indices."""
         return indices
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class IndexSampler:
         return _look_up(self, index)
 
     def record_keys(self, indices: np.ndarray) -> np.ndarray:
-        """Places in the source for many global indices."""
+        """Return places in the source for many global indices."""
         places = indices // self._shard_options.shard_count
         if self._shuffle:
             assert self._seed is not None
@@ -143,7 +143,7 @@ class IndexSampler:
         return self._num_epochs is None
 
     def shard_length(self) -> int:
-        """How many records its own shard gives, all epochs together."""
+        """Return how many records its own shard gives, all epochs together."""
         if self._num_epochs is None:
             return checks.INFINITE // self._shard_options.shard_count
         return self.shard_size * self._num_epochs
@@ -222,7 +222,7 @@ class Sampled(OneParentMap):
         return made_of_one_each(int64.array([self.sampler[number].record_key for number in numbers.tolist()]))
 
     def _numbers(self, indices: np.ndarray) -> np.ndarray:
-        """Global indices of the sampler for elements of this shard."""
+        """Return global indices of the sampler for elements of this shard."""
         return epochs.shard(indices, index=self.shard.shard_index, count=self.shard.shard_count)
 
     @property

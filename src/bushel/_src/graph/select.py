@@ -58,7 +58,7 @@ class EpochTables:
 
 
 def pick_by_epoch(epoch: np.ndarray, offset: np.ndarray, pick: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
-    """`pick(epoch, offsets)` of all offsets, each with its own epoch."""
+    """Return `pick(epoch, offsets)` of all offsets, each with its own epoch."""
     if not len(epoch):
         return offset
     first = int(epoch[0])
@@ -79,11 +79,13 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def table(self, values: np.ndarray, epoch: int) -> np.ndarray:
-        """The table of one epoch, which is kept: one entry per element after the rule."""
+        """Return the table of one epoch, which is kept: one entry per element after the rule."""
 
     @overridable
     def pick(self, table: np.ndarray, offsets: np.ndarray, epoch: int) -> np.ndarray:
-        """Places in the epoch after the rule -> places in the epoch before it; by default the table lists them."""
+        """Return places in the epoch after the rule -> places in the epoch before it; by default the table lists
+        them.
+        """
         return table[offsets]
 
     @property
@@ -94,11 +96,11 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def epochs(self, parent: Epochs) -> Epochs:
-        """How epochs compare after the rule if the parent's compare as `parent` says."""
+        """Return how epochs compare after the rule if the parent's compare as `parent` says."""
 
     @abc.abstractmethod
     def call(self, column: Column, length: int) -> str:
-        """The operation as it reads, over `length` elements."""
+        """Return the operation as it reads, over `length` elements."""
 
 
 @in_states("where")
@@ -213,12 +215,15 @@ class Chosen(Moved):
 
 
 def _make_table(node: MapNode, column: Column, rule: Rule, epoch: int) -> np.ndarray:
-    """The table of an epoch. `node` is the one that the column was computed on: the pipeline's may be a copy."""
+    """Return the table of an epoch. `node` is the one that the column was computed on: the pipeline's may be a copy."""
     return rule.table(column._of_epoch(node, epoch), epoch)
 
 
 def under_endless_repeat(node: MapNode, build: Callable[[MapNode], MapNode]) -> MapNode:
-    """`build(node)`. Where the node is an endless repeat, `build` gets one epoch of it, and the result is repeated."""
+    """Return `build(node)`.
+
+    Where the node is an endless repeat, `build` gets one epoch of it, and the result is repeated.
+    """
     if node.length < INFINITE:
         return build(node)
     if not isinstance(node, Repeat):
@@ -230,7 +235,7 @@ def under_endless_repeat(node: MapNode, build: Callable[[MapNode], MapNode]) -> 
 
 
 def choose(node: MapNode, column: Column, rule: Rule) -> MapNode:
-    """The elements of a node that a rule on a column chooses. Raises if epochs would differ in length."""
+    """Return the elements of a node that a rule on a column chooses. Raise if epochs would differ in length."""
     if not rule.steady_length and node.epochs is Epochs.DIFFERENT:
         raise ValueError(
             f"Epochs of {node.call()} are made of different records, so after `{rule.call(column, node.length)}` "
@@ -295,7 +300,10 @@ class SplitSizes:
     counts: bool
 
     def find_edges(self, length: int) -> list[int]:
-        """Where each part begins and the last one ends, among `length` elements. Raises if a part would be empty."""
+        """Return where each part begins and the last one ends, among `length` elements.
+
+        Raises if a part would be empty.
+        """
         if self.counts and sum(self.given) != length:
             raise ValueError(
                 f"The counts {list(self.given)} sum to {sum(self.given):,}, and there are {length:,} elements. Give a "
@@ -308,7 +316,7 @@ class SplitSizes:
         return edges
 
     def refuse_empty_parts(self, sizes: Sequence[int], groups: int | None = None) -> None:
-        """Raises if a part with a share above zero has no element: nobody wants an empty validation set."""
+        """Raise if a part with a share above zero has no element: nobody wants an empty validation set."""
         for number, (share, size) in enumerate(zip(self.given, sizes, strict=True)):
             if share and not size:
                 sentences = [
@@ -321,7 +329,7 @@ class SplitSizes:
 
 
 def check_split_sizes(shares: Sequence[float]) -> SplitSizes:
-    """Shares of the parts, checked: not negative, with the sum 1; or whole numbers, which count elements."""
+    """Return shares of the parts, checked: not negative, with the sum 1; or whole numbers, which count elements."""
     given = tuple(shares)
     if not given:
         raise ValueError("`split` needs a share for each part, such as [0.9, 0.1].")
@@ -338,7 +346,7 @@ def check_split_sizes(shares: Sequence[float]) -> SplitSizes:
 
 
 def split_by_position(node: MapNode, shares: SplitSizes, seed: int) -> list[MapNode]:
-    """One node for each part, of single elements of `node`."""
+    """Return one node for each part, of single elements of `node`."""
     edges = shares.find_edges(node.length)
     shown = f"split({list(shares.given)}, seed={seed})"
     return [
@@ -348,7 +356,7 @@ def split_by_position(node: MapNode, shares: SplitSizes, seed: int) -> list[MapN
 
 
 def split_by_group(node: MapNode, groups: np.ndarray, shares: SplitSizes, seed: int, hashed: bool) -> list[MapNode]:
-    """One node for each part. Elements with the same entry in `groups` are in the same part."""
+    """Return one node for each part. Elements with the same entry in `groups` are in the same part."""
     distinct, which = int64.find_distinct(groups)
     sizes = np.bincount(which, minlength=len(distinct))
     if hashed:
@@ -363,7 +371,8 @@ def split_by_group(node: MapNode, groups: np.ndarray, shares: SplitSizes, seed: 
 
 
 def _fill_in_order(sizes: np.ndarray, shares: SplitSizes, seed: int) -> np.ndarray:
-    """The part of each group: the groups are laid end to end in a shuffled order, and the middle of each decides.
+    """Return the part of each group: the groups are laid end to end in a shuffled order, and the middle of each
+    decides.
 
     So a part is larger or smaller than its share by less than the largest group.
     """
@@ -378,7 +387,9 @@ def _fill_in_order(sizes: np.ndarray, shares: SplitSizes, seed: int) -> np.ndarr
 
 
 def _choose_by_hash(distinct: np.ndarray, shares: SplitSizes, seed: int) -> np.ndarray:
-    """The part of each group, by a hash of its value and the seed alone, so that it stays when groups are added."""
+    """Return the part of each group, by a hash of its value and the seed alone, so that it stays when groups are
+    added.
+    """
     ends = np.cumsum(shares.given)
     ends[max(np.flatnonzero(shares.given)) :] = np.inf  # rounding must leave no value without a part
     parts = np.empty(len(distinct), dtype=np.int64)
@@ -390,7 +401,7 @@ def _choose_by_hash(distinct: np.ndarray, shares: SplitSizes, seed: int) -> np.n
 
 
 def _as_texts(values: np.ndarray) -> list[str] | list[bytes]:
-    """Values as texts that do not depend on how wide their dtype is, which may change when data are added."""
+    """Return values as texts that do not depend on how wide their dtype is, which may change when data are added."""
     if values.dtype.kind == "S":
         return values.tolist()
     return values.astype(np.str_).tolist() if values.dtype.kind in "mM" else [str(value) for value in values.tolist()]
@@ -417,7 +428,8 @@ _BEFORE_SHUFFLES = (
 
 
 def find_records(node: MapNode) -> MapNode:
-    """Where a dataset is split: at the nearest node before `node` whose epochs are made of the same records in order.
+    """Return where a dataset is split: at the nearest node before `node` whose epochs are made of the same records in
+    order.
 
     Elements of an epoch after a shuffle cannot be split by position: each epoch would be split in another way.
     """
@@ -442,14 +454,14 @@ def find_records(node: MapNode) -> MapNode:
 
 
 def replace_records(node: MapNode, records: MapNode, part: MapNode) -> MapNode:
-    """A copy of the pipeline that ends in `node`, with `part` in place of its step `records`."""
+    """Return a copy of the pipeline that ends in `node`, with `part` in place of its step `records`."""
     if node is records:
         return part
     return replace_parents(node, lambda parent: replace_records(parent, records, part))  # type: ignore[arg-type]
 
 
 def warn_of_leak(node: MapNode) -> None:
-    """Warns the caller of `repeat` if each epoch of `node` has another part of a shuffled dataset."""
+    """Warn the caller of `repeat` if each epoch of `node` has another part of a shuffled dataset."""
     for step in _list_steps(node):
         if isinstance(step, reindex.Slice) and _leaks(step):
             warnings.warn(
@@ -464,14 +476,14 @@ def warn_of_leak(node: MapNode) -> None:
 
 
 def _leaks(cut: reindex.Slice) -> bool:
-    """Whether a slice is one piece of a dataset that is shuffled anew in every epoch, and not all of it."""
+    """Return whether a slice is one piece of a dataset that is shuffled anew in every epoch, and not all of it."""
     reshuffled = cut.parent.epochs is not Epochs.SAME
     piece = cut.step == 1 and 0 < cut.length < cut.parent.length
     return reshuffled and piece and any(isinstance(step, reindex.Shuffle) for step in _list_steps(cut.parent))
 
 
 def _list_steps(node: MapNode) -> list[MapNode]:
-    """A node and all that it is made of. What comes before a repeat of one and the same epoch is left out."""
+    """Return a node and all that it is made of. What comes before a repeat of one and the same epoch is left out."""
     steps, known = [node], {id(node)}
     for step in steps:  # the list grows while it is read
         if isinstance(step, reindex.Repeat) and not step.reseed_each_epoch:

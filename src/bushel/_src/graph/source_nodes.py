@@ -62,11 +62,11 @@ class SourceWatch:
         return self._told or self._reading.told or self._compared >= READS or self._reads >= _LAST_READ
 
     def read(self, read: Callable[[Any], Any], argument: Any) -> Any:
-        """The result of `read(argument)`. Warns if it draws from a random generator."""
+        """Return the result of `read(argument)`. Warn if it draws from a random generator."""
         return self._reading.call(read, argument, way_out=_WAY_OUT)
 
     def compare(self, positions: Sequence[int], records: Sequence[Any]) -> None:
-        """Compares records with those that were read before."""
+        """Compare records with those that were read before."""
         self._reads += len(positions)
         for position, record in zip(positions, records):
             if self.ended:
@@ -97,7 +97,7 @@ _WAY_OUT = (
 
 
 def watch_source(source: Any, name: Callable[[], str]) -> SourceWatch | None:
-    """A watch for a source of a class that is written in Python and not in Bushel; None for all others."""
+    """Return a watch for a source of a class that is written in Python and not in Bushel; None for all others."""
     read = getattr(type(source), "__getitem__", None)
     if not isinstance(read, types.FunctionType) or read.__module__.partition(".")[0] in ("bushel", "collections"):
         return None
@@ -105,7 +105,7 @@ def watch_source(source: Any, name: Callable[[], str]) -> SourceWatch | None:
 
 
 def _ignores_index(kind: type) -> bool:
-    """Whether the code of `__getitem__` never uses its index."""
+    """Return whether the code of `__getitem__` never uses its index."""
     read = getattr(kind, "__getitem__", None)
     if not isinstance(read, types.FunctionType) or read.__code__.co_argcount != 2 or hasattr(read, "__wrapped__"):
         return False
@@ -118,7 +118,7 @@ def _ignores_index(kind: type) -> bool:
 
 
 def _digest(record: Any) -> bytes:
-    """A digest of the arrays, numbers and texts in a record. Other objects do not count."""
+    """Return a digest of the arrays, numbers and texts in a record. Other objects do not count."""
     digest = hashlib.blake2b(digest_size=8)
     for leaf in trees.leaves(record):
         if isinstance(leaf, (np.ndarray, np.generic)):
@@ -133,7 +133,7 @@ def _digest(record: Any) -> bytes:
 
 
 def name_source(source: Any) -> str:
-    """How a source reads in a pipeline: its own repr if it has one, a sequence by type and length."""
+    """Return how a source reads in a pipeline: its own repr if it has one, a sequence by type and length."""
     kind = type(source)
     if isinstance(source, np.ndarray):
         return trees.describe(source)
@@ -175,7 +175,7 @@ class SourceNode(Leaf):
         return None if self._watch is None or self._watch.ended else self._watch
 
     def read_single(self, positions: Iterable[int], private: bool) -> list[Any]:
-        """Reads records one by one. If they are not `private`, they may belong to a source that never changes them."""
+        """Read records one by one. If they are not `private`, they may belong to a source that never changes them."""
         source = self.source
         if type(source) is list and not private:
             return list(map(source.__getitem__, positions))
@@ -236,7 +236,7 @@ class SourceNode(Leaf):
         return f"source({name_source(self.source)})"
 
     def describe_read_failure(self, positions: list[int]) -> str:
-        """The note on an error of the source."""
+        """Return the note on an error of the source."""
         return f"bushel: reading {Origin(name_source(self.source), tuple(positions))} failed."
 
 
@@ -319,7 +319,7 @@ class _ManyReads(Plan):
         return block
 
     def _raise_for_single_record(self, positions: list[int]) -> None:
-        """Raises for the first record that cannot be read alone either, after a failure of several."""
+        """Raise for the first record that cannot be read alone either, after a failure of several."""
         left = iter(positions if len(positions) > 1 else [])
         try:
             for position in left:
@@ -443,7 +443,7 @@ class _ReaderCursor(Cursor):
                 in_use.close()
 
     def _leave_out(self, error: Exception) -> None:
-        """Skips records that cannot be read. Raises if skipping was not asked for, or is not possible."""
+        """Skip records that cannot be read. Raise if skipping was not asked for, or is not possible."""
         lost = self._reader.skip() if self._skips is not None and isinstance(error, _UNREADABLE) else 0
         if self._skips is None or not lost:
             raise RowFailed(0, error) from error
@@ -508,7 +508,7 @@ class _Unopened(SequentialReader):
         return {self.KEY: int(self._error is None)}
 
     def set_state(self, state: State) -> None:
-        """Does nothing: the cursor makes a new object of this class for each position, before or after the failure."""
+        """Do nothing: the cursor makes a new object of this class for each position, before or after the failure."""
 
     def close(self) -> None:
         """Nothing is open."""

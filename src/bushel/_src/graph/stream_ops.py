@@ -137,7 +137,7 @@ class BatchStream(Step):
         return elements if elements is None or elements >= INFINITE else self.count_batches(elements)
 
     def count_batches(self, elements: int) -> int:
-        """How many batches so many elements make."""
+        """Return how many batches so many elements make."""
         return elements // self.batch_size if self.drop_remainder else -(-elements // self.batch_size)
 
     def element_spec(self) -> Any:
@@ -319,7 +319,7 @@ class _MixCursor(Cursor):
 
 
 def read_marks(parents: tuple[Cursor, ...], states: list[Any], what: str) -> list[Mark]:
-    """The positions of several parents, whose states are the list under "parents"."""
+    """Return the positions of several parents, whose states are the list under "parents"."""
     if len(states) != len(parents):
         raise StateMismatch(
             f"This state is of a {what} of {len(states)} streams; this one has {len(parents)}.", "parents"
@@ -372,7 +372,7 @@ class _ZipCursor(Cursor):
         return blocks.join(rows) if rows else []
 
     def _pull_together(self, count: int) -> Block | None:
-        """The next `count` tuples, with one pull of each stream. None if a stream ends or fails among them.
+        """Return the next `count` tuples, with one pull of each stream. None if a stream ends or fails among them.
 
         The caller then reads tuple by tuple, so that nothing is read beyond the end of the shortest stream.
         """
@@ -390,7 +390,7 @@ class _ZipCursor(Cursor):
         return zip_blocks(columns, count)
 
     def _next_tuple(self) -> Any:
-        """The next tuple as a block of one, or END."""
+        """Return the next tuple as a block of one, or END."""
         if self.ended:
             return END
         columns: list[Block] = []
@@ -406,7 +406,7 @@ class _ZipCursor(Cursor):
         return zip_blocks(columns, 1)
 
     def _check_ends(self, number: int) -> None:
-        """Raises unless all streams have ended; stream `number` has, before those after it were asked."""
+        """Raise unless all streams have ended; stream `number` has, before those after it were asked."""
         if number:
             raise ValueError(_describe_lengths(number, "shorter"))
         for other, parent in enumerate(self.parents[1:], 1):

@@ -40,7 +40,7 @@ class Opener(Protocol):
         ...
 
     def open(self, node: StreamNode, *, copied: bool = False) -> Cursor:
-        """A cursor at the start of a stream.
+        """Return a cursor at the start of a stream.
 
         If the elements are `copied`, the caller only reads them, and copies what it hands on, as a stage that packs
         sequences into rows does. They need not be private then, and may belong to a source.
@@ -48,15 +48,17 @@ class Opener(Protocol):
         ...
 
     def part(self, node: StreamNode) -> Cursor:
-        """Opens one of several streams that are read side by side: each may be run by a worker of its own."""
+        """Open one of several streams that are read side by side: each may be run by a worker of its own."""
         ...
 
     def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        """The iterator of a user's own dataset. The datasets that it draws from are part of this pipeline."""
+        """Return the iterator of a user's own dataset. The datasets that it draws from are part of this pipeline."""
         ...
 
     def own_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        """Another such iterator, to look something up: no worker computes for it, and its skips are not counted."""
+        """Return another such iterator, to look something up: no worker computes for it, and its skips are not
+        counted.
+        """
         ...
 
 
@@ -78,7 +80,7 @@ class Ordered(abc.ABC):
 
     @abc.abstractmethod
     def open(self, opener: Opener) -> Cursor:
-        """A cursor at the start. It opens its parents with `opener`."""
+        """Return a cursor at the start. It opens its parents with `opener`."""
 
 
 @in_states("to_iter_dataset")
@@ -193,11 +195,11 @@ class RowsForDevices(Protocol):
         ...
 
     def restrict(self, stream: StreamNode) -> StreamNode:
-        """The stream with only the rows that this process needs."""
+        """Return the stream with only the rows that this process needs."""
         ...
 
     def assemble(self, element: Any) -> Any:
-        """Starts to copy an element of that stream to the devices, and returns it there."""
+        """Start to copy an element of that stream to the devices, and returns it there."""
         ...
 
 
@@ -258,7 +260,7 @@ _NONE_CHOSEN = DatasetOptions()
 
 
 def options_of(node: StreamNode) -> DatasetOptions:
-    """The options of a whole pipeline. Of two `WithOptions` the later one holds; of two parts, the first."""
+    """Return the options of a whole pipeline. Of two `WithOptions` the later one holds; of two parts, the first."""
     options = node.options if type(node) is WithOptions else _NONE_CHOSEN
     for parent in node.parents if type(node) is not Elements else ():  # nothing before a stream has any
         if isinstance(parent, StreamNode):
@@ -267,7 +269,7 @@ def options_of(node: StreamNode) -> DatasetOptions:
 
 
 def reads_global_batches(node: Node) -> bool:
-    """Whether all processes read the same batches together, so that each may restore the state of any other.
+    """Return whether all processes read the same batches together, so that each may restore the state of any other.
 
     A process that is alone has the batches that several would read together.
     """

@@ -44,7 +44,7 @@ class FilterWatch:
         """How many elements there were so far, if all were None and no filter has dropped them; None otherwise."""
 
     def judge(self, stays: list[bool] | int) -> tuple[int, ValueError] | None:
-        """Counts elements, one bool for each, or a number of elements that all stay.
+        """Count elements, one bool for each, or a number of elements that all stay.
 
         Returns the first of them at which too many had been dropped, with the error that says so.
         """
@@ -78,7 +78,7 @@ class FilterWatch:
         return None
 
     def _look_for_none(self, count: int, kept: int) -> None:
-        """Warns once if a map returns None for all of the first elements: mostly its function lacks a `return`."""
+        """Warn once if a map returns None for all of the first elements: mostly its function lacks a `return`."""
         if kept or self.seen > self.dropped or self._none is None:
             self._none = None
             return
@@ -112,13 +112,13 @@ class FilterWatch:
 
 
 def _list_filters(node: Node) -> list[Node]:
-    """The operations before `node`, and itself, that drop elements. The last one comes first."""
+    """Return the operations before `node`, and itself, that drop elements. The last one comes first."""
     own = [node] if isinstance(node, MapNode) and node.drops else []
     return own + [found for parent in node.parents for found in _list_filters(parent)]
 
 
 def _list_functions(node: Node) -> list[WithOperation]:
-    """The operations before `node`, and itself, that run a function of the user's. The last one comes first."""
+    """Return the operations before `node`, and itself, that run a function of the user's. The last one comes first."""
     own = [node] if isinstance(node, WithOperation) else []
     return own + [found for parent in node.parents for found in _list_functions(parent)]
 
@@ -142,7 +142,7 @@ class Passes:
         self._dataset: Node = stream.parent if isinstance(stream, Elements) else stream
 
     def finish(self) -> None:
-        """Notes that the end was reached."""
+        """Note that the end was reached."""
         _finished.add(self._dataset)
 
     @property
@@ -152,7 +152,7 @@ class Passes:
         return node in _finished and node not in _warned and _shuffles_once(node)
 
     def warn_of_same_order(self) -> None:
-        """Warns the caller of `next`, once for each dataset."""
+        """Warn the caller of `next`, once for each dataset."""
         _warned.add(self._dataset)
         warnings.warn(
             "This shuffled dataset was read to its end before, and a new iterator gives the same order again, as in "

@@ -20,7 +20,7 @@ _spare: list[np.ndarray] = []
 
 
 def make_table(keys: Sequence[int], length: int) -> np.ndarray:
-    """The permutation of [0, length), for a length below 2**16."""
+    """Return the permutation of [0, length), for a length below 2**16."""
     try:
         memory = _spare.pop()
     except IndexError:  # another thread uses it, or this is the first table
@@ -39,7 +39,7 @@ def make_table(keys: Sequence[int], length: int) -> np.ndarray:
 
 
 def _induce(jumps: np.ndarray, landed: np.ndarray) -> None:
-    """Follows a permutation from each of the first values, until it comes back to one of them.
+    """Follow a permutation from each of the first values, until it comes back to one of them.
 
     Args:
       jumps: the permutation. It is changed.
@@ -59,7 +59,7 @@ def _induce(jumps: np.ndarray, landed: np.ndarray) -> None:
 
 
 def encrypt_all(keys: Sequence[int], out: np.ndarray) -> None:
-    """Writes what the cipher makes of each of the 2**16 values."""
+    """Write what the cipher makes of each of the 2**16 values."""
     a, b, c, d = (np.uint8(key & 255) for key in keys)
     numbers = np.arange(256, dtype=np.uint8)
     left = numbers[:, None] ^ (_stir_bytes(numbers) ^ a)
@@ -92,7 +92,7 @@ def _repeat_byte(byte: int) -> np.uint64:
 
 @functools.cache
 def two_rounds() -> np.ndarray:
-    """What two rounds without keys make of each value.
+    """Return what two rounds without keys make of each value.
 
     The cipher is four rounds. The key of the first round can be added before the two, and that of the second after
     them. So a step of the cipher is two look-ups: see `split_keys`.
@@ -111,13 +111,15 @@ def _two_rounds_as_numbers() -> array.array[int]:
 
 
 def split_keys(keys: Sequence[np.ndarray] | Sequence[int]) -> tuple:
-    """The keys to add before, between and after two look-ups in `two_rounds`, of numbers or of arrays of them."""
+    """Return the keys to add before, between and after two look-ups in `two_rounds`, of numbers or of arrays of
+    them.
+    """
     a, b, c, d = (key & 255 for key in keys)
     return a << 8, c << 8 | b, d
 
 
 def walk_one(x: int, keys: Sequence[int], length: int) -> int:
-    """The first value below the length that the cipher comes to from `x`."""
+    """Return the first value below the length that the cipher comes to from `x`."""
     before, between, after = split_keys(keys)
     table = _two_rounds_as_numbers()
     while True:

@@ -13,12 +13,13 @@ from bushel._src.index import int64
 
 
 def first_epoch(i: Any, *, length: int) -> Any:
-    """Any position -> the position in the first epoch: a repeat that does not reseed."""
+    """Return any position -> the position in the first epoch: a repeat that does not reseed."""
     return i % length
 
 
 def strided(i: Any, *, start: int, step: int, length: int, parent_length: int) -> Any:
-    """Position in a slice of `length` elements -> position in the parent; epoch n of one is epoch n of the other.
+    """Return position in a slice of `length` elements -> position in the parent; epoch n of one is epoch n of the
+    other.
 
     >>> strided(5, start=1, step=2, length=3, parent_length=7)
     12
@@ -28,18 +29,18 @@ def strided(i: Any, *, start: int, step: int, length: int, parent_length: int) -
 
 
 def shard(i: Any, *, index: int, count: int) -> Any:
-    """i-th element of one shard -> position among all elements."""
+    """Return i-th element of one shard -> position among all elements."""
     return i * count + index
 
 
 def listed(i: Any, positions: Any, *, parent_length: int) -> Any:
-    """Position in a list of positions -> position in the parent, epoch by epoch."""
+    """Return position in a list of positions -> position in the parent, epoch by epoch."""
     epoch, offset = int64.split(i, len(positions), to=parent_length)
     return positions[offset] + epoch * parent_length
 
 
 def batched(i: Any, *, batch_size: int, length: int, parent_length: int) -> tuple[Any, Any]:
-    """Numbers of batches -> first and last-plus-one position of each in the parent; none straddles an epoch.
+    """Return numbers of batches -> first and last-plus-one position of each in the parent; none straddles an epoch.
 
     >>> batched(5, batch_size=4, length=3, parent_length=10)
     (18, 20)
@@ -53,7 +54,7 @@ def batched(i: Any, *, batch_size: int, length: int, parent_length: int) -> tupl
 
 
 def ranges(first: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ranges of positions one after the other, and where each of them begins in that list.
+    """Return ranges of positions one after the other, and where each of them begins in that list.
 
     >>> edges, positions = ranges(np.array([10, 3]), np.array([2, 3]))
     >>> edges.tolist(), positions.tolist()
@@ -78,13 +79,13 @@ class DeviceRows:
     """The parts of this process, in order, each once."""
 
     def rows(self, size: int) -> np.ndarray:
-        """The rows of these parts in a batch of `size` rows, which `count` must divide."""
+        """Return the rows of these parts in a batch of `size` rows, which `count` must divide."""
         length = size // self.count
         return (np.array(self.parts, dtype=np.int64)[:, None] * length + np.arange(length)).ravel()
 
 
 def divisor(shares: Sequence[DeviceRows]) -> int:
-    """The number that must divide the rows of a batch, so that all of these shardings can cut it.
+    """Return the number that must divide the rows of a batch, so that all of these shardings can cut it.
 
     >>> divisor([DeviceRows(4, (0,)), DeviceRows(6, (0,)), DeviceRows(1, (0,))])
     12
@@ -93,7 +94,7 @@ def divisor(shares: Sequence[DeviceRows]) -> int:
 
 
 def union_of_rows(shares: Sequence[DeviceRows], size: int) -> np.ndarray:
-    """The rows of a batch that at least one of several shardings needs on this process, in order.
+    """Return the rows of a batch that at least one of several shardings needs on this process, in order.
 
     >>> union_of_rows([DeviceRows(4, (1,)), DeviceRows(2, (1,))], 8).tolist()
     [2, 3, 4, 5, 6, 7]
@@ -105,7 +106,7 @@ def union_of_rows(shares: Sequence[DeviceRows], size: int) -> np.ndarray:
 
 
 def slice_of(rows: np.ndarray, low: int, high: int) -> slice:
-    """Where the rows [low, high) of a batch are in `rows`, which is sorted and has all of them.
+    """Return where the rows [low, high) of a batch are in `rows`, which is sorted and has all of them.
 
     >>> slice_of(np.array([2, 3, 6, 7]), 6, 8)
     slice(2, 4, None)
@@ -115,5 +116,5 @@ def slice_of(rows: np.ndarray, low: int, high: int) -> slice:
 
 
 def round_up(size: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is not below `size`."""
+    """Return the smallest multiple of `multiple` that is not below `size`."""
     return -(-size // multiple) * multiple

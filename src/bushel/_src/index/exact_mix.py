@@ -24,7 +24,9 @@ Stage = tuple[int, tuple[int, ...]]
 
 
 def whole_numbers(weights: Sequence[float]) -> tuple[int, ...]:
-    """Weights as whole numbers in the very same proportions. A decimal counts as it is written, 0.1 as one tenth.
+    """Return weights as whole numbers in the very same proportions.
+
+    A decimal counts as it is written, 0.1 as one tenth.
 
     >>> whole_numbers([0.5, 0.3, 0.2]), whole_numbers([1 / 3, 2 / 3])
     ((5, 3, 2), (1, 2))
@@ -48,14 +50,14 @@ def whole_numbers(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def exact_mixture(stages: Sequence[Stage]) -> Quotas | Stretches:
-    """The mixture of stages of weights, by the rule that suits them."""
+    """Return the mixture of stages of weights, by the rule that suits them."""
     if len(stages) == 1 and sum(stages[0][1]) > LONGEST_PERIOD:
         return Stretches(stages[0][1])
     return Quotas([(start, _rounded(weights)) for start, weights in stages])
 
 
 def _rounded(weights: tuple[int, ...]) -> tuple[int, ...]:
-    """Weights as they are, if their period is short enough for a table, else to 1 in 131,072, and none lost."""
+    """Return weights as they are, if their period is short enough for a table, else to 1 in 131,072, and none lost."""
     total = sum(weights)
     if total <= LONGEST_PERIOD:
         return weights
@@ -93,7 +95,10 @@ class Quotas:
         self._rank = np.concatenate([_ranks(table) for table in tables])
 
     def mixed(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of the mixture -> (which part, index in it). Before 0 it is as if the first period went on."""
+        """Return positions of the mixture -> (which part, index in it).
+
+        Before 0 it is as if the first period went on.
+        """
         if positions.dtype == object:
             run = np.searchsorted(self._starts, [min(position, INFINITE) for position in positions], side="right") - 1
         else:
@@ -105,14 +110,14 @@ class Quotas:
         return which, self._before[run, which] + passes * self._per_pass[run, which] + self._rank[place]
 
     def length(self, lengths: Sequence[int]) -> int:
-        """How long the mixture runs before a part would have to give more elements than it has."""
+        """Return how long the mixture runs before a part would have to give more elements than it has."""
         return min(
             (self._position_of(part, length) for part, length in enumerate(lengths) if length < INFINITE),
             default=INFINITE,
         )
 
     def _position_of(self, part: int, index: int) -> int:
-        """Where element `index` of a part comes; INFINITE if it never does."""
+        """Return where element `index` of a part comes; INFINITE if it never does."""
         run = int(np.searchsorted(self._before[:, part], index, side="right")) - 1
         if not self._per_pass[run, part]:
             return INFINITE
@@ -138,7 +143,7 @@ class Stretches:
         self._tables: dict[tuple[int, ...], Quotas] = {}
 
     def mixed(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of the mixture -> (which part, index in it)."""
+        """Return positions of the mixture -> (which part, index in it)."""
         stretch, place = int64.split(positions, self._size, to=self._size)
         which, index = np.empty_like(place), np.empty_like(stretch)
         for number in set(stretch.tolist()):
@@ -148,7 +153,7 @@ class Stretches:
         return which, index
 
     def length(self, lengths: Sequence[int]) -> int:
-        """How long the mixture runs before a part would have to give more elements than it has."""
+        """Return how long the mixture runs before a part would have to give more elements than it has."""
         return min(
             (self._position_of(part, length) for part, length in enumerate(lengths) if length < INFINITE),
             default=INFINITE,
@@ -165,7 +170,7 @@ class Stretches:
         return min(INFINITE, stretch * self._size + inside)
 
     def _before(self, stretch: int) -> tuple[int, ...]:
-        """How many elements of each part come before a stretch: shares, rounded so that their sum is right."""
+        """Return how many elements of each part come before a stretch: shares, rounded so that their sum is right."""
         end = stretch * self._size
         shares = [divmod(end * weight, self._total) for weight in self._weights]
         missing = end - sum(whole for whole, _ in shares)
@@ -207,7 +212,10 @@ class ToTheLast:
             self.length = min(INFINITE, self.length + length)
 
     def mixed(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of the mixture -> (which part, index in it). After the end come the next epochs of all parts."""
+        """Return positions of the mixture -> (which part, index in it).
+
+        After the end come the next epochs of all parts.
+        """
         epoch, place = int64.split(positions, self.length, to=int(self._lengths.max()))
         run = np.searchsorted(self._starts, place, side="right") - 1
         which, index = np.empty_like(place), np.empty_like(place)
@@ -219,12 +227,12 @@ class ToTheLast:
 
 
 def _before(mixture: Quotas | Stretches, part: int, position: int) -> int:
-    """How many elements of a part come before a position."""
+    """Return how many elements of a part come before a position."""
     return bisect.bisect_left(range(position + 1), position, key=lambda index: mixture._position_of(part, index))
 
 
 def _ranks(table: np.ndarray) -> np.ndarray:
-    """The how-manieth of its part each entry is."""
+    """Return the how-manieth of its part each entry is."""
     order = np.argsort(table, kind="stable")
     counts = np.bincount(table)
     ranks = np.empty(len(table), dtype=np.int64)
@@ -248,7 +256,7 @@ class _Lines:
         self._given = [0] * self.count
 
     def _first(self, part: int, quota: int) -> float:
-        """The first position after which the quota of a part is `quota` or more."""
+        """Return the first position after which the quota of a part is `quota` or more."""
         stage = 0
         if len(self._starts) > 1:
             stage = max(0, bisect.bisect_left(self._heights, quota, key=lambda heights: heights[part]) - 1)
@@ -256,7 +264,7 @@ class _Lines:
         return self._starts[stage] - (-missing // slope) if slope else _NEVER
 
     def runs(self, stage: int) -> list[_Run]:
-        """The stage as runs. To be asked stage after stage: each begins with what the ones before have given."""
+        """Return the stage as runs. To be asked stage after stage: each begins with what the ones before have given."""
         start, period = self._starts[stage], self._periods[stage]
         end = self._starts[stage + 1] if stage + 1 < len(self._starts) else None
         found: list[_Run] = []
@@ -287,7 +295,9 @@ class _Lines:
         return found
 
     def _most_urgent(self, low: int, high: int) -> _Run:
-        """The positions [low, high), each given to the part whose next element must come first of those that may."""
+        """Return the positions [low, high), each given to the part whose next element must come first of those that
+        may.
+        """
         given, one = self._given, self._one
         waiting = [(self._first(part, number * one + 1), part) for part, number in enumerate(given)]
         heapq.heapify(waiting)

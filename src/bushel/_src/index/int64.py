@@ -11,7 +11,7 @@ from bushel._src.base.checks import INFINITE
 
 
 def array(numbers: Sequence[int]) -> np.ndarray:
-    """Integers as an int64 array; as an array of Python integers where one of them does not fit."""
+    """Return integers as an int64 array; as an array of Python integers where one of them does not fit."""
     try:
         return np.array(numbers, dtype=np.int64)
     except OverflowError:
@@ -19,15 +19,16 @@ def array(numbers: Sequence[int]) -> np.ndarray:
 
 
 def ranging(low: int, high: int) -> np.ndarray:
-    """The integers [low, high), as `array` would hold them."""
+    """Return the integers [low, high), as `array` would hold them."""
     if max(abs(low), abs(high)) < INFINITE:
         return np.arange(low, high)
     return array(range(low, high))
 
 
 def split(i: Any, length: int, to: int = 1) -> tuple[Any, Any]:
-    """Epoch and position in it, for epochs of `length`: the position in 64 bits, the epoch ready to be multiplied
-    by `to`, in Python integers where that would not fit 64 bits. A single Python integer stays one."""
+    """Return epoch and position in it, for epochs of `length`: the position in 64 bits, the epoch ready to be
+    multiplied by `to`, in Python integers where that would not fit 64 bits. A single Python integer stays one.
+    """
     if not isinstance(i, np.ndarray):
         return divmod(i, length)
     if i.dtype != object and i.size:
@@ -39,12 +40,13 @@ def split(i: Any, length: int, to: int = 1) -> tuple[Any, Any]:
 
 
 def narrowed(i: np.ndarray) -> np.ndarray:
-    """`i` as int64, once it is known to fit."""
+    """Return `i` as int64, once it is known to fit."""
     return i if i.dtype != object else i.astype(np.int64)
 
 
 def find_distinct(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The different numbers of an array in ascending order, and for each entry, in its shape, which of them it is.
+    """Return the different numbers of an array in ascending order, and for each entry, in its shape, which of them it
+    is.
 
     As `np.unique`, which loads `numpy.ma` at its first call: 10 ms and more in the middle of an epoch.
 

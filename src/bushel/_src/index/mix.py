@@ -23,7 +23,7 @@ _LEAST = 100  # what the smallest weight becomes when weights are made integers
 
 
 def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """Weights as integers, the smallest scaled to 100 and the rest cut off, as Grain does.
+    """Return weights as integers, the smallest scaled to 100 and the rest cut off, as Grain does.
 
     >>> integer_weights([0.7, 0.3])
     (233, 100)
@@ -33,14 +33,14 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def mixed_length(lengths: Sequence[int], weights: Sequence[int]) -> int:
-    """How long the mixture runs before its first data set would repeat."""
+    """Return how long the mixture runs before its first data set would repeat."""
     total = sum(weights)
     shares = [length / (weight / total) for length, weight in zip(lengths, weights, strict=True)]
     return min(INFINITE, int(min(shares)))
 
 
 def mixed(k: Any, weights: Sequence[int], xp: ModuleType = np) -> tuple[Any, Any]:
-    """Positions of a mixture -> (which, index), by Grain's integer recurrence.
+    """Return positions of a mixture -> (which, index), by Grain's integer recurrence.
 
     The pattern repeats every sum(weights) positions, so the recurrence runs on the position within one period and
     never leaves 64 bits (32 under JAX) for any position.
@@ -64,7 +64,10 @@ def mixed(k: Any, weights: Sequence[int], xp: ModuleType = np) -> tuple[Any, Any
 
 @functools.lru_cache(maxsize=64)
 def _reduce(weights: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """The same proportions in the smallest integers, and their sum. The pattern is the same, its period is shorter."""
+    """Return the same proportions in the smallest integers, and their sum.
+
+    The pattern is the same, its period is shorter.
+    """
     divisor = math.gcd(*weights)
     reduced = tuple(weight // divisor for weight in weights)
     return reduced, sum(reduced)
@@ -100,7 +103,7 @@ def _table(weights: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _recurrence(low: Any, weights: Sequence[int], xp: ModuleType) -> tuple[Any, Any, Any]:
-    """Positions of one period -> (which, its weight, index in its elements of this period)."""
+    """Return positions of one period -> (which, its weight, index in its elements of this period)."""
     remaining = sum(weights)
     if remaining > 3_000_000_000:  # its square would not fit 64 bits
         low = low.astype(object)
@@ -119,7 +122,7 @@ def _recurrence(low: Any, weights: Sequence[int], xp: ModuleType) -> tuple[Any, 
 
 
 def concatenated(i: Any, sizes: np.ndarray, ends: np.ndarray) -> tuple[Any, Any]:
-    """Positions of a concatenation -> (which, index); epoch n of the whole is epoch n of each part.
+    """Return positions of a concatenation -> (which, index); epoch n of the whole is epoch n of each part.
 
     `sizes` are the lengths of the parts as int64, and `ends` their running sum. The caller keeps both: to make them for
     each call would cost far more than the rest, if there are many parts.

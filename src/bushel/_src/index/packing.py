@@ -87,7 +87,7 @@ class Bins:
         return self._count - self._used
 
     def place(self, columns: Sequence[Sequence[int]] | np.ndarray, first: int = 0) -> int:
-        """Places sequences one after the other, and returns the number of the first that fits in no row.
+        """Return places sequences one after the other, and returns the number of the first that fits in no row.
 
         No length may be above its capacity: see `too_long`.
 
@@ -171,11 +171,11 @@ class Bins:
         self._used = used
 
     def _fullest(self, fits: np.ndarray, free: np.ndarray) -> int:
-        """The first of the rows with least room among those where it fits."""
+        """Return the first of the rows with least room among those where it fits."""
         return int(np.where(fits, free, _MANY).argmin())
 
     def placement(self) -> SequencePositions:
-        """Where the sequences placed so far went."""
+        """Return where the sequences placed so far went."""
         rows = np.array(self._rows, dtype=np.int64)
         takes = np.array(self._lengths, dtype=np.int64)
         if self._alignments is not None:
@@ -193,7 +193,9 @@ _MANY = np.iinfo(np.int64).max
 
 
 def _make_tree(room: int, count: int) -> list[int]:
-    """A tree for `_place_first`: entry n is above the entries 2n and 2n + 1, and the last half are single rows."""
+    """Return a tree for `_place_first`: entry n is above the entries 2n and 2n + 1, and the last half are single
+    rows.
+    """
     leaves = 1 << (count - 1).bit_length()
     tree = [-1] * leaves + [room] * count + [-1] * (leaves - count)
     for at in range(leaves - 1, 0, -1):
@@ -202,12 +204,12 @@ def _make_tree(room: int, count: int) -> list[int]:
 
 
 def _up_to(lengths: np.ndarray, alignments: np.ndarray) -> np.ndarray:
-    """What sequences take where all begin at multiples of something."""
+    """Return what sequences take where all begin at multiples of something."""
     return -(-lengths // alignments) * alignments
 
 
 def too_long(lengths: np.ndarray, capacities: Sequence[int] | np.ndarray) -> int | None:
-    """The first sequence that is longer than a row in some feature; None if all can be placed."""
+    """Return the first sequence that is longer than a row in some feature; None if all can be placed."""
     above = (lengths > np.asarray(capacities)).any(axis=1)
     return int(above.argmax()) if above.any() else None
 
@@ -221,7 +223,7 @@ def fit(
     alignments: Sequence[int] | np.ndarray | None = None,
     most: int | None = None,
 ) -> SequencePositions:
-    """Places all sequences, `bins` rows at a time: where one fits in none of them, new ones are begun with it.
+    """Place all sequences, `bins` rows at a time: where one fits in none of them, new ones are begun with it.
 
     >>> fit(np.array([[6], [7], [4], [3], [1]]), [10], 2).rows.tolist()
     [0, 1, 0, 1, 2]
@@ -263,7 +265,7 @@ class PiecePositions(SequencePositions):
 
 
 def concat_split(lengths: np.ndarray, capacities: Sequence[int] | np.ndarray) -> PiecePositions:
-    """Sequences one after the other, cut where a row is full; only the last row may have room left.
+    """Return sequences one after the other, cut where a row is full; only the last row may have room left.
 
     With several features a row ends when the first of them is full; the others then have room left.
 
@@ -300,7 +302,7 @@ def concat_split(lengths: np.ndarray, capacities: Sequence[int] | np.ndarray) ->
 
 
 def _concat_split_one(lengths: np.ndarray, capacity: int) -> PiecePositions:
-    """The same for one feature, by arithmetic alone."""
+    """Return the same for one feature, by arithmetic alone."""
     ends = np.cumsum(lengths)
     begins = ends - lengths
     # An empty sequence still goes into a row that is full: only one that needs room begins a new row.
@@ -337,13 +339,13 @@ class Layout:
     _segments: np.ndarray
 
     def segment_ids(self) -> np.ndarray:
-        """Which sequence of its row each cell belongs to, from 1; 0 in gaps. Shape (rows, length), int32."""
+        """Return which sequence of its row each cell belongs to, from 1; 0 in gaps. Shape (rows, length), int32."""
         ids = np.zeros(len(self.runs), dtype=np.int32)
         ids[1::2] = self._segments[self.order]
         return np.repeat(ids, self.runs).reshape(self.rows, self.length)
 
     def positions(self) -> np.ndarray:
-        """Where in its piece each cell is, from 0; 0 in gaps. Shape (rows, length), int32."""
+        """Return where in its piece each cell is, from 0; 0 in gaps. Shape (rows, length), int32."""
         begins = np.cumsum(self.runs) - self.runs
         positions = np.repeat(begins.astype(np.int32), self.runs)
         np.subtract(_counting(self.rows * self.length), positions, out=positions)
@@ -365,7 +367,7 @@ def _counting(count: int) -> np.ndarray:
 def layout(
     rows: np.ndarray, starts: np.ndarray, sizes: np.ndarray, segments: np.ndarray, *, count: int, length: int
 ) -> Layout:
-    """Pieces of one feature (their rows, starts, sizes and segments, in any order) laid out in `count` rows.
+    """Return pieces of one feature (their rows, starts, sizes and segments, in any order) laid out in `count` rows.
 
     >>> laid = layout(np.array([1, 0]), np.array([0, 1]), np.array([2, 2]), np.array([1, 1]), count=2, length=4)
     >>> laid.runs.tolist(), laid.order.tolist()

@@ -33,7 +33,7 @@ _STEPS_PER_TURN_ON_CPU = 4  # in words of 16 bits; looking whether all values ha
 
 
 def shuffle(i: Any, *, length: int, seed: int) -> np.ndarray:
-    """Positions of an endless run of epochs -> shuffled positions, each epoch in its own order.
+    """Return positions of an endless run of epochs -> shuffled positions, each epoch in its own order.
 
     >>> shuffle(np.arange(10), length=10, seed=42).tolist()
     [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
@@ -53,7 +53,8 @@ def shuffle(i: Any, *, length: int, seed: int) -> np.ndarray:
 
 
 def window_shuffle(i: Any, *, length: int, window: int, seed: int) -> np.ndarray:
-    """Positions -> positions shuffled inside windows of `window` consecutive ones; no window reaches past its epoch.
+    """Return positions -> positions shuffled inside windows of `window` consecutive ones; no window reaches past its
+    epoch.
 
     >>> window_shuffle(np.arange(8), length=8, window=3, seed=1).tolist()
     [1, 2, 0, 3, 5, 4, 6, 7]
@@ -76,7 +77,7 @@ def window_shuffle(i: Any, *, length: int, window: int, seed: int) -> np.ndarray
 
 
 def permute(i: Any, *, length: int, seed: Any, rounds: int = ROUNDS, xp: ModuleType = np) -> Any:
-    """Indices in [0, length) -> the indices they change places with, under `seed`.
+    """Return indices in [0, length) -> the indices they change places with, under `seed`.
 
     With `xp=jax.numpy` it can be traced, seed included, for any length up to 2**31, without 64-bit types.
     """
@@ -95,7 +96,7 @@ def permute(i: Any, *, length: int, seed: Any, rounds: int = ROUNDS, xp: ModuleT
 
 
 def epoch_table(length: Any, seed: Any, xp: ModuleType = np) -> Any:
-    """The whole permutation of [0, length) for a length below 2**16, as an array.
+    """Return the whole permutation of [0, length) for a length below 2**16, as an array.
 
     A derived value: kept for a few epochs on the host, never part of a state. Under JAX it is found by pointer
     doubling over the cipher's domain, so that 10 records take hardly more work than 60,000. On a CPU walking takes
@@ -121,7 +122,7 @@ def epoch_table(length: Any, seed: Any, xp: ModuleType = np) -> Any:
 
 
 def _double_pointers(length: Any, seed: Any, xp: ModuleType) -> Any:
-    """`epoch_table` under JAX, in about log2(2**16 / length) steps over the whole domain of the cipher."""
+    """Return `epoch_table` under JAX, in about log2(2**16 / length) steps over the whole domain of the cipher."""
     from jax import lax
 
     jumps = encrypt(xp.arange(SMALL, dtype=xp.uint32), round_keys(seed, ROUNDS, xp), 8).astype(xp.int32)
@@ -137,7 +138,7 @@ def _double_pointers(length: Any, seed: Any, xp: ModuleType) -> Any:
 
 @public("bushel.experimental")
 def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:
-    """Where `index` goes in a keyed permutation of [0, max_index], as Grain's function of this name.
+    """Return where `index` goes in a keyed permutation of [0, max_index], as Grain's function of this name.
 
     >>> index_shuffle(3, max_index=9, seed=42, rounds=4)
     9
@@ -155,7 +156,7 @@ def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:
 
 
 def round_keys(seed: Any, rounds: int, xp: ModuleType | None = None) -> tuple[Any, ...]:
-    """The round keys of a seed: the words that C++'s `std::seed_seq{seed}` generates.
+    """Return the round keys of a seed: the words that C++'s `std::seed_seq{seed}` generates.
 
     `seed` is a Python int, or an array of uint32 (then so are the keys).
     """
@@ -193,14 +194,14 @@ def _fold(x: Any) -> Any:
 
 
 def half_bits(length: int) -> int:
-    """Bits of a Feistel word: half of the smallest even block that holds every index of [0, length)."""
+    """Return bits of a Feistel word: half of the smallest even block that holds every index of [0, length)."""
     # Grain takes ceil(log2(length - 1)), one bit short at length = 2**k + 1 for even k: there it is no permutation.
     bits = max(16, (length - 1).bit_length())
     return (bits + 1) // 2
 
 
 def encrypt(x: Any, keys: Sequence[Any], half: Any) -> Any:
-    """The cipher on blocks of two words of `half` bits each: one block, or arrays of blocks, keys and bits."""
+    """Return the cipher on blocks of two words of `half` bits each: one block, or arrays of blocks, keys and bits."""
     mask = ((half & 0) + 1 << half) - 1  # of the type of `half`, which may be an array
     left, right = x >> half, x & mask
     for a, b in zip(keys[::2], keys[1::2], strict=True):
@@ -240,7 +241,7 @@ def _encrypt_by_tables(x: np.ndarray, tables: tuple[np.ndarray, ...], half: int)
 
 
 def _cipher(seed: int, rounds: int, half: int) -> Callable[[np.ndarray], np.ndarray]:
-    """The cipher on int64 arrays; a 64-bit block may come out negative, read it as unsigned."""
+    """Return the cipher on int64 arrays; a 64-bit block may come out negative, read it as unsigned."""
     if half <= _TABLE_BITS:
         tables = _round_tables(seed, rounds, half)
         return lambda x: _encrypt_by_tables(x, tables, half)
@@ -260,7 +261,8 @@ _steps_walked: dict[tuple[int, int], int] = {}
 
 
 def find_table(length: int, seed: int) -> np.ndarray | None:
-    """The table of an epoch if it is kept, or if so many single indices were asked for that it is the cheaper way.
+    """Return the table of an epoch if it is kept, or if so many single indices were asked for that it is the cheaper
+    way.
 
     A table costs about as much as 4,000 steps of walking; an access takes SMALL / length steps on average. Who has
     asked for half as much is likely to ask for more.
@@ -279,7 +281,7 @@ def find_table(length: int, seed: int) -> np.ndarray | None:
 
 
 def walk_one(x: int, keys: Sequence[int], half: int, length: int) -> int:
-    """`encrypt` until below the length, for one Python integer, written out: it serves single accesses."""
+    """Return `encrypt` until below the length, for one Python integer, written out: it serves single accesses."""
     if half == 8 and len(keys) == ROUNDS:
         return cipher16.walk_one(x, keys, length)
     mask = (1 << half) - 1
@@ -334,7 +336,7 @@ def _host_table(length: int, seed: int) -> np.ndarray:
 
 
 def forget_tables() -> None:
-    """Drops all tables of epochs, as for a measurement that should pay for its own."""
+    """Drop all tables of epochs, as for a measurement that should pay for its own."""
     _tables.clear()
     _steps_walked.clear()
 
@@ -391,7 +393,7 @@ def walk(i: Any, *, length: Any, seed: Any, rounds: int = ROUNDS, xp: ModuleType
 
 
 def _encrypt_twins(x: Any, keys: Sequence[Any]) -> Any:
-    """`encrypt` on blocks of 16 bits, for vectors. The keys are bytes that are repeated in 16 bits.
+    """Return `encrypt` on blocks of 16 bits, for vectors. The keys are bytes that are repeated in 16 bits.
 
     Each word of 8 bits is held twice in 16 bits. Rotating the 16 bits then rotates both copies. So no bits need to be
     masked, and a rotation is one instruction of some CPUs, which is not so for words of 8 bits.
@@ -408,7 +410,9 @@ def _stir_twins(w: Any) -> Any:
 
 
 def _likely_steps(count: int, length: int) -> int:
-    """How many steps more than the first one bring all of `count` values below the length, in nine of ten cases."""
+    """Return how many steps more than the first one bring all of `count` values below the length, in nine of ten
+    cases.
+    """
     outside = 1 - length / (1 << 2 * half_bits(length))
     return 1 if outside <= 0 else min(STEPS_PER_TURN, math.ceil(math.log(10 * max(1, count)) / -math.log(outside)))
 
@@ -430,7 +434,9 @@ class ManyShuffles:
         self._halves = np.array([half_bits(length) for length in lengths], dtype=np.uint64)
 
     def shuffle(self, which: np.ndarray, i: np.ndarray) -> np.ndarray:
-        """Position `i[n]` of shuffle `which[n]` -> the shuffled position; both are int64 arrays of one length."""
+        """Return position `i[n]` of shuffle `which[n]` -> the shuffled position; both are int64 arrays of one
+        length.
+        """
         rows = int64.group(which)
         if len(which) > _FEW * len(rows):
             found = np.empty_like(i)
@@ -464,7 +470,7 @@ class ManyShuffles:
 
 
 def _walk(position: np.ndarray, lengths: np.ndarray, seeds: np.ndarray, halves: np.ndarray) -> np.ndarray:
-    """The cipher of each seed, again and again until the value falls below the length."""
+    """Return the cipher of each seed, again and again until the value falls below the length."""
     keys = np.stack(_keys_of(seeds))
     limits, x = lengths.astype(np.uint64), position.astype(np.uint64)
     walked = np.empty_like(position)
@@ -488,7 +494,7 @@ def _walk(position: np.ndarray, lengths: np.ndarray, seeds: np.ndarray, halves: 
 
 
 def _walk_small(position: np.ndarray, lengths: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """`_walk` for lengths below 2**16, where a step is two look-ups in a table."""
+    """Return `_walk` for lengths below 2**16, where a step is two look-ups in a table."""
     keys = [key.view(np.int64) for key in _keys_of(seeds)]
     table = cipher16.two_rounds()
 
@@ -514,7 +520,7 @@ def _keys_of(seeds: np.ndarray) -> list[np.ndarray]:
 
 
 def drawn(offsets: np.ndarray, heights: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
-    """Places in an epoch of draws -> what is drawn, in proportion to weights whose running sum is `heights`.
+    """Return places in an epoch of draws -> what is drawn, in proportion to weights whose running sum is `heights`.
 
     The epoch's draws are spread evenly over the weights, then shuffled. So an entry with a share of s of all weights
     comes floor(s * n) or ceil(s * n) times in every epoch of n draws.
@@ -528,7 +534,9 @@ def drawn(offsets: np.ndarray, heights: np.ndarray, *, seed: int, epoch: int) ->
 
 
 def weighted_order(weights: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
-    """All entries with a weight above zero, once each, heavy ones early: as if drawn one by one without replacement."""
+    """Return all entries with a weight above zero, once each, heavy ones early: as if drawn one by one without
+    replacement.
+    """
     there = np.flatnonzero(weights)
     # An exponential clock for each entry, as fast as its weight: they ring in the order of such draws.
     clocks = _generator(seed, epoch).standard_exponential(len(weights))[there] / weights[there]
@@ -536,7 +544,7 @@ def weighted_order(weights: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
 
 
 def sorted_order(values: np.ndarray, *, noise: float, seed: int, epoch: int) -> np.ndarray:
-    """Entries by value, small ones first; `noise` from 0 (sorted) to 1 (shuffled) says how much chance is in it.
+    """Return entries by value, small ones first; `noise` from 0 (sorted) to 1 (shuffled) says how much chance is in it.
 
     An entry's key is its rank as a fraction, weighed by 1 - noise, and a random fraction, weighed by noise.
     """

@@ -54,7 +54,7 @@ class Benchmark:
     profile: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as JSON data."""
+        """Return all of it as JSON data."""
         return {
             "target": self.target,
             "cores": self.cores,
@@ -99,7 +99,7 @@ def measure_pipeline(
     workers: Sequence[int] | None = None,
     progress: Shown = True,
 ) -> Benchmark:
-    """Runs a pipeline with several numbers of workers, for some seconds each, and finds the best number.
+    """Run a pipeline with several numbers of workers, for some seconds each, and find the best number.
 
     The loop does nothing with the elements, so this is the most that the pipeline can give. If the pipeline says where
     workers run (`mp_prefetch`), their number is changed there; otherwise workers compute all of it.
@@ -132,12 +132,12 @@ def measure_pipeline(
 
 
 def name_workers(number: int) -> str:
-    """How many workers, in words."""
+    """Return how many workers, in words."""
     return {0: "no workers", 1: "1 worker"}.get(number, f"{number} workers")
 
 
 def judge_runs(runs: Sequence[Run], best: Run, report: Report) -> str:
-    """What takes the largest share of the time, as the table of the report says, and what workers gain."""
+    """Return what takes the largest share of the time, as the table of the report says, and what workers gain."""
     stage = report.largest
     name = "" if stage is None else stage.call if len(stage.call) <= 60 else f"{stage.call[:57]}..."
     takes = "" if stage is None else f"{name} takes {100 * report.get_share(stage):.0f} % of the time; "
@@ -155,7 +155,7 @@ def judge_runs(runs: Sequence[Run], best: Run, report: Report) -> str:
 
 
 def choose_numbers(most: int) -> list[int]:
-    """The numbers of workers that are tried: 0, 1, 2, 4, 8 ... and `most`.
+    """Return the numbers of workers that are tried: 0, 1, 2, 4, 8 ... and `most`.
 
     >>> choose_numbers(6)
     [0, 1, 2, 4, 6]
@@ -168,13 +168,15 @@ def choose_numbers(most: int) -> list[int]:
 
 
 def choose_best(runs: Sequence[Run]) -> Run:
-    """The best run: the one with the fewest workers among those that are nearly as fast as the fastest."""
+    """Return the best run: the one with the fewest workers among those that are nearly as fast as the fastest."""
     fastest = max(run.elements_per_s for run in runs)
     return min((run for run in runs if run.elements_per_s >= ENOUGH * fastest), key=lambda run: run.workers)
 
 
 def _with_workers(stream: IterDataset[Any], number: int) -> IterDataset[Any]:
-    """The stream with another number of workers, where it has some; otherwise all of it is computed by workers."""
+    """Return the stream with another number of workers, where it has some; otherwise all of it is computed by
+    workers.
+    """
     found = False
 
     def change(node: Any) -> Any:
@@ -226,7 +228,7 @@ def _run(stream: IterDataset[Any], workers: int, seconds: float) -> Run:
 
 
 def _profile(stream: IterDataset[Any], target: str, seconds: float) -> tuple[Report, dict[str, Any]]:
-    """The report of a run whose stages are timed, and its course over time."""
+    """Return the report of a run whose stages are timed, and its course over time."""
     with iter(stream.with_options(execution_tracking_mode="stage_timing")) as elements:
         history = History(target, elements.report, interval_s=min(0.1, seconds / 20))
         next_sample, end = time.perf_counter(), math.inf

@@ -50,7 +50,7 @@ class Histogram:
 
     @staticmethod
     def of(name: str, numbers: Sequence[float] | np.ndarray) -> Histogram | None:
-        """The histogram of some numbers, with at most ten bins; None if there are no finite numbers."""
+        """Return the histogram of some numbers, with at most ten bins; None if there are no finite numbers."""
         values = np.asarray(numbers, np.float64).ravel()
         values = values[np.isfinite(values)]
         if not len(values):
@@ -108,18 +108,18 @@ class Facts:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def add_histogram(self, name: str, numbers: Sequence[float] | np.ndarray) -> None:
-        """Adds the histogram of some numbers, if there are any."""
+        """Add the histogram of some numbers, if there are any."""
         found = Histogram.of(name, numbers)
         if found is not None:
             self.histograms.append(found)
 
     def as_json(self) -> dict[str, Any]:
-        """The facts as JSON data, without empty entries."""
+        """Return the facts as JSON data, without empty entries."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, [], {}, "")}
 
 
 def list_columns(element: Any, path: str = "") -> Iterator[EntryFacts]:
-    """The leaves of an element as columns: their paths, joined by "/", and their types.
+    """Yield the leaves of an element as columns: their paths, joined by "/", and their types.
 
     >>> [(column.name, column.type) for column in list_columns({"a": {"b": np.zeros(3)}, "c": "text"})]
     [('a/b', 'float64[3]'), ('c', 'str')]
@@ -164,7 +164,7 @@ _BEGINNINGS = (
 
 
 def name_bytes(data: bytes) -> str:
-    """What some bytes seem to be, by how they begin: "JPEG image", "text" or "bytes".
+    """Return what some bytes seem to be, by how they begin: "JPEG image", "text" or "bytes".
 
     >>> name_bytes(b"hello"), name_bytes(bytes([255, 216, 255, 224])), name_bytes(bytes([0, 255]))
     ('text', 'JPEG image', 'bytes')
@@ -190,7 +190,7 @@ _BAR = "▏▎▍▌▋▊▉█"
 
 
 def describe(facts: Facts, *, width: int | None = None) -> str:
-    """The facts as paragraphs and tables.
+    """Return the facts as paragraphs and tables.
 
     Args:
       facts: what is known.
@@ -256,7 +256,7 @@ def _show_files(files: list[FileFacts], unit: str) -> str:
 
 
 def show_histogram(histogram: Histogram, columns: int = 80) -> str:
-    """A histogram with one line per bin.
+    """Return a histogram with one line per bin.
 
     >>> print(show_histogram(Histogram("steps", [1, 2, 3], [2, 4]), 40))
     steps

@@ -40,7 +40,7 @@ _MOST_DAMAGE = 20
 def inspect_records(
     facts: Facts, paths: Sequence[str], open_source: Callable[[], Any], options: Options | None, scan: bool
 ) -> Facts:
-    """Fills in the facts of record files that can be read at any position."""
+    """Fill in the facts of record files that can be read at any position."""
     source_type = open_source()
     must_read = facts.format in ("TFRecord", "lines of text")  # these formats have no index in their files
     facts.files = [measure_file(path, options) for path in paths]
@@ -74,12 +74,12 @@ def inspect_records(
 
 
 def _verifying(facts: Facts, scan: bool) -> dict[str, Any]:
-    """The argument that has each record compared with its checksum, for formats that have some."""
+    """Return the argument that has each record compared with its checksum, for formats that have some."""
     return {"verify": True} if scan and facts.format in ("TFRecord", "ArrayRecord") else {}
 
 
 def measure_file(path: str, options: Options | None) -> FileFacts:
-    """The size of a file, or why it cannot be opened."""
+    """Return the size of a file, or why it cannot be opened."""
     try:
         return FileFacts(redact.base_name(path), file_access.open_file(path, options).size)
     except FileNotFoundError:
@@ -102,7 +102,7 @@ def _describe_checksums(facts: Facts, paths: Sequence[str], options: Options | N
 
 
 def check_beside(facts: Facts, paths: Sequence[str], options: Options | None) -> None:
-    """Compares files with the checksums that lie beside them, and names those that differ."""
+    """Compare files with the checksums that lie beside them, and names those that differ."""
     for path in paths:
         if _exists(f"{path}.checksums", options):
             try:
@@ -120,7 +120,7 @@ def _exists(path: str, options: Options | None) -> bool:
 
 
 def _sample(facts: Facts, opened: list[tuple[FileFacts, Any]]) -> list[int]:
-    """Reads some records, spread over the first file, and describes the first. Returns their sizes."""
+    """Read some records, spread over the first file, and describe the first. Return their sizes."""
     sizes: list[int] = []
     for _, source in opened:
         if not len(source):
@@ -142,7 +142,7 @@ def _sample(facts: Facts, opened: list[tuple[FileFacts, Any]]) -> list[int]:
 
 
 def _scan(facts: Facts, opened: list[tuple[FileFacts, Any]]) -> list[int]:
-    """Reads all records, and names those that are damaged. Returns the sizes of the others."""
+    """Read all records, and names those that are damaged. Return the sizes of the others."""
     sizes: list[int] = []
     done = 0
     with Progress("reading", sum(len(source) for _, source in opened), unit="records") as bar:
@@ -167,7 +167,7 @@ def _scan(facts: Facts, opened: list[tuple[FileFacts, Any]]) -> list[int]:
 
 
 def _read_block(source: Any, places: range) -> Iterator[Any]:
-    """The records at `places`, and the error in place of each that cannot be read."""
+    """Yield the records at `places`, and the error in place of each that cannot be read."""
     try:
         yield from source.__getitems__(list(places))
         return
@@ -181,7 +181,7 @@ def _read_block(source: Any, places: range) -> Iterator[Any]:
 
 
 def describe_record(facts: Facts, record: bytes) -> None:
-    """Describes a record: the features of a tf.train.Example, the keys of JSON, or what the bytes seem to be."""
+    """Describe a record: the features of a tf.train.Example, the keys of JSON, or what the bytes seem to be."""
     if facts.format == "lines of text":
         _describe_line(facts, record)
         return
@@ -235,7 +235,7 @@ def _stream_tfrecord(path: str, options: Options | None) -> Iterator[bytes]:
 
 
 def inspect_streams(facts: Facts, paths: Sequence[str], options: Options | None, scan: bool) -> Facts:
-    """Fills in the facts of compressed TFRecord files and of tar files, which can only be read in order."""
+    """Fill in the facts of compressed TFRecord files and of tar files, which can only be read in order."""
     facts.files = [measure_file(path, options) for path in paths]
     facts.size_bytes = sum(file.size_bytes or 0 for file in facts.files)
     facts.notes.append("These files can only be read in order: bushel convert makes files that can be shuffled.")
@@ -266,7 +266,7 @@ def inspect_streams(facts: Facts, paths: Sequence[str], options: Options | None,
 
 
 def _describe_first(facts: Facts, records: Iterator[Any]) -> None:
-    """Describes the first record of a stream, and the sizes of the first ones."""
+    """Describe the first record of a stream, and the sizes of the first ones."""
     sizes: list[int] = []
     try:
         for record in itertools.islice(records, SAMPLE):
@@ -303,7 +303,7 @@ def _stream_tar(path: str, options: Options | None) -> Iterator[dict[str, Any]]:
 
 
 def inspect_whole_files(facts: Facts, paths: Sequence[str], options: Options | None) -> Facts:
-    """Fills in the facts of a folder of files that are one record each, such as images."""
+    """Fill in the facts of a folder of files that are one record each, such as images."""
     facts.unit, facts.count = "files", len(paths)
     kinds: dict[str, int] = {}
     sizes: list[int] = []
@@ -327,7 +327,7 @@ _ROWS_AT_ONCE = 1024
 
 
 def inspect_parquet(facts: Facts, paths: Sequence[str], options: Options | None, scan: bool) -> Facts:
-    """Fills in the facts of Parquet files, from the metadata at their ends. With `scan` all pages are decoded."""
+    """Fill in the facts of Parquet files, from the metadata at their ends. With `scan` all pages are decoded."""
     from bushel._src.sources.parquet import get_group_lengths, open_parquet, read_group
 
     facts.unit = "rows"
@@ -365,7 +365,7 @@ def inspect_parquet(facts: Facts, paths: Sequence[str], options: Options | None,
 
 
 def inspect_tables(facts: Facts, paths: Sequence[str], options: Options | None, scan: bool) -> Facts:
-    """Fills in the facts of Arrow files and Lance data sets, each opened by itself."""
+    """Fill in the facts of Arrow files and Lance data sets, each opened by itself."""
     facts.unit = "rows"
     for path in paths:
         file = measure_store(path, options)
@@ -386,7 +386,7 @@ def inspect_tables(facts: Facts, paths: Sequence[str], options: Options | None, 
 
 
 def inspect_stores(facts: Facts, paths: Sequence[str], options: Options | None, scan: bool) -> Facts:
-    """Fills in the facts of HDF5 files and Zarr stores: their arrays, with chunks and compression."""
+    """Fill in the facts of HDF5 files and Zarr stores: their arrays, with chunks and compression."""
     layout: Callable[[str, Any], Any]
     if facts.format == "HDF5":
         from bushel._src.sources.hdf5 import HDF5Format as layout
@@ -437,7 +437,7 @@ def _count_rows(facts: Facts, arrays: dict[str, Any]) -> None:
 
 
 def _read_array(array: Any) -> None:
-    """Reads all of an array, some rows at a time, so that damage shows."""
+    """Read all of an array, some rows at a time, so that damage shows."""
     if not array.shape:
         array[()]
         return
@@ -447,7 +447,7 @@ def _read_array(array: Any) -> None:
 
 
 def inspect_arrays(facts: Facts, paths: Sequence[str], options: Options | None, scan: bool) -> Facts:
-    """Fills in the facts of `.npy`, `.npz` and safetensors files. Of compressed arrays only the heads are read."""
+    """Fill in the facts of `.npy`, `.npz` and safetensors files. Of compressed arrays only the heads are read."""
     facts.unit = "arrays"
     for path in paths:
         file = measure_file(path, options)
@@ -497,7 +497,7 @@ def _list_arrays(path: str, options: Options | None) -> Iterator[EntryFacts]:
 
 
 def measure_store(path: str, options: Options | None) -> Any:
-    """The size of a file, or of all files of a local folder with up to 100,000 of them."""
+    """Return the size of a file, or of all files of a local folder with up to 100,000 of them."""
     if is_url(path) or not os.path.isdir(path):
         return measure_file(path, options)
     file = measure_file("", None)

@@ -51,7 +51,7 @@ class Picture:
 
 
 def take_pictures(session: Session, count: int = ELEMENTS) -> list[Picture]:
-    """The pictures in some elements, evenly spread; of a batch, in its rows. Elements that fail are left out.
+    """Return the pictures in some elements, evenly spread; of a batch, in its rows. Elements that fail are left out.
 
     >>> import bushel
     >>> ds = bushel.MapDataset.range(2).map(lambda n: {"image": np.zeros((9, 9, 3), np.uint8), "label": n})
@@ -78,7 +78,7 @@ def take_pictures(session: Session, count: int = ELEMENTS) -> list[Picture]:
 
 
 def _read_elements(session: Session, count: int) -> Iterator[tuple[str, int, Any, int | None]]:
-    """Elements, each with its name, its index and the row of a batch."""
+    """Yield elements, each with its name, its index and the row of a batch."""
     end, step = time.monotonic() + _BUDGET_S, session.last
     length = None if step.is_stream else step.length
     indices = range(count) if length is None else np.unique(np.linspace(0, length - 1, count).astype(int)).tolist()
@@ -98,7 +98,7 @@ def _read_elements(session: Session, count: int) -> Iterator[tuple[str, int, Any
 
 
 def _shrink(url: str, edge: int) -> str:
-    """The same picture with at most `edge` pixels in each direction."""
+    """Return the same picture with at most `edge` pixels in each direction."""
     pillow: Any = import_package("PIL.Image", "view", "Pictures")
     with pillow.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) as image:
         if max(image.size) <= edge:
@@ -111,7 +111,7 @@ def _shrink(url: str, edge: int) -> str:
 
 
 def is_snapshot(target: str) -> bool:
-    """Whether a target is the address of a running program, or the file of a profile."""
+    """Return whether a target is the address of a running program, or the file of a profile."""
     if target.startswith("http://") and "#token=" in target:
         return True
     if not target.endswith(".json") or not os.path.isfile(target):
@@ -128,7 +128,7 @@ def build_page(
     snapshot: Mapping[str, Any] | None = None,
     pictures: Sequence[Picture] = (),
 ) -> str:
-    """The page as a text.
+    """Return the page as a text.
 
     Args:
       facts: what `bushel inspect` knows of a data set or pipeline.
@@ -163,7 +163,7 @@ class _Page:
         self._parts += parts
 
     def add_plot(self, name: str, data: dict[str, Any]) -> None:
-        """Adds a plot. The data cannot end the script element: "<" is written as an escape."""
+        """Add a plot. The data cannot end the script element: "<" is written as an escape."""
         self._plots += 1
         number = f"plot{self._plots}"
         text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")

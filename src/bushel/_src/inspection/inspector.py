@@ -52,7 +52,7 @@ _TEXTS = 5
 
 
 def inspect_episodes(facts: Facts, kind: str, path: str, options: Options | None, scan: bool) -> Facts:
-    """Fills in the facts of a data set of episodes."""
+    """Fill in the facts of a data set of episodes."""
     facts.format, facts.unit = NAMES[kind], "episodes"
     if kind == "lerobot":
         return _inspect_lerobot(facts, path, options, scan)
@@ -101,7 +101,7 @@ def _describe_files(facts: Facts, path: str, options: Options | None) -> None:
 
 
 def _read_episodes(facts: Facts, episodes: Any, total: int) -> None:
-    """Reads episodes without their images: lengths, keys, instructions and ranges of numbers."""
+    """Read episodes without their images: lengths, keys, instructions and ranges of numbers."""
     count = len(episodes)
     lengths: list[int] = []
     texts: collections.Counter[str] = collections.Counter()
@@ -227,7 +227,7 @@ def _list_lerobot_files(facts: Facts, folder: LeRobotFolder, options: Options | 
 
 
 def _scan_lerobot(facts: Facts, path: str, options: Options | None) -> None:
-    """Reads all rows, and finds the frames of each episode in the videos."""
+    """Read all rows, and find the frames of each episode in the videos."""
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -251,7 +251,7 @@ def inspect_target(
     scan: bool = False,
     arguments: Sequence[str] = (),
 ) -> Facts:
-    """What is in a file, a pattern, a folder, or a pipeline.
+    """Return what is in a file, a pattern, a folder, or a pipeline.
 
     Args:
       target: what `bushel inspect` takes: a path, a pattern or a URL, or a pipeline such as "train.py:make_dataset".
@@ -277,7 +277,7 @@ def inspect_target(
 
 
 def inspect_pipeline(given: Any, name: str = "") -> Facts:
-    """The steps of a pipeline. One element is read where shapes are not known otherwise."""
+    """Return the steps of a pipeline. One element is read where shapes are not known otherwise."""
     dataset = as_dataset(given)
     facts = Facts(name or type(given).__name__, "pipeline", unit="elements")
     described = dataset.describe() if hasattr(dataset, "describe") else graph_text.describe(dataset._node)
@@ -343,7 +343,7 @@ def _inspect_tfds(facts: Facts, path: str, options: Options | None, scan: bool) 
 
 
 def _find_files(path: str, options: Options | None) -> list[str]:
-    """The files of a path: itself, what a pattern finds, or the files of a folder that have a format we know."""
+    """Return the files of a path: itself, what a pattern finds, or the files of a folder that have a format we know."""
     if find_format(path) is not None or not is_folder(path, options):
         return file_access.find_files(path, options)
     return find_folder_files(path, options)[1]

@@ -49,7 +49,7 @@ class EntryStatistics:
         self._width = 0
 
     def add(self, value: Any) -> None:
-        """Adds the entry of one element."""
+        """Add the entry of one element."""
         kind, rows = _as_rows(value)
         if not self.kind:
             self.kind, self._width = kind, rows.shape[1]
@@ -63,7 +63,7 @@ class EntryStatistics:
             self._flush()
 
     def _join_columns(self) -> None:
-        """Goes on with one statistic for all numbers, since elements have different numbers of them."""
+        """Go on with one statistic for all numbers, since elements have different numbers of them."""
         self._flush()
         self.kind, self._width = "values", 1
         if not self.count or len(self._mean) == 1:
@@ -102,7 +102,7 @@ class EntryStatistics:
         self._quantiles.add(rows.astype(np.float32))
 
     def summary(self) -> dict[str, Any]:
-        """The statistics as plain data: lists, or single numbers for an entry of one number."""
+        """Return the statistics as plain data: lists, or single numbers for an entry of one number."""
         self._flush()
         found: dict[str, Any] = {"of": self.kind, "count": self.count}
         if self.not_finite:
@@ -120,7 +120,7 @@ class EntryStatistics:
 
 
 def _as_rows(value: Any) -> tuple[str, np.ndarray]:
-    """What is measured of an entry, and its numbers as rows."""
+    """Return what is measured of an entry, and its numbers as rows."""
     if isinstance(value, (str, bytes)):
         return "length", np.array([[len(value)]], np.float64)
     array = np.asarray(value)
@@ -140,7 +140,7 @@ def _as_rows(value: Any) -> tuple[str, np.ndarray]:
 def measure_elements(
     dataset: Any, *, limit: int | None = None, workers: int = 0, progress: Shown = True
 ) -> dict[str, Any]:
-    """The statistics of all entries of a data set.
+    """Return the statistics of all entries of a data set.
 
     Args:
       dataset: a MapDataset or an IterDataset. Records that are a `tf.train.Example`, or JSON, are decoded.
@@ -173,7 +173,7 @@ def measure_elements(
 
 
 def _has_no_end(node: Any) -> bool:
-    """Whether a pipeline never ends, also where its length is not known since a step drops elements."""
+    """Return whether a pipeline never ends, also where its length is not known since a step drops elements."""
     if isinstance(node, Limit):
         return False
     if node.length is not None:
@@ -208,7 +208,7 @@ def _open_stream(dataset: Any, limit: int | None, workers: int) -> tuple[IterDat
 
 
 def _decode(element: Any) -> Any:
-    """A record of bytes as what it holds: the features of a tf.train.Example, or JSON."""
+    """Return a record of bytes as what it holds: the features of a tf.train.Example, or JSON."""
     if not isinstance(element, bytes):
         return element
     try:
@@ -232,7 +232,8 @@ def measure_episodes(
     workers: int | None = None,
     progress: Shown = True,
 ) -> dict[str, Any]:
-    """The statistics of a robot data set, as training computes them: see `bushel.trajectory.get_dataset_statistics`.
+    """Return the statistics of a robot data set, as training computes them: see
+    `bushel.trajectory.get_dataset_statistics`.
 
     Args:
       builder: the data set.
@@ -262,7 +263,7 @@ def measure_episodes(
 
 
 def find_proprio_keys(episode: Mapping[str, Any]) -> list[str]:
-    """The entries of an observation that are one vector of numbers for each step."""
+    """Return the entries of an observation that are one vector of numbers for each step."""
     found = []
     for name, value in dict(episode.get("observation") or {}).items():
         if isinstance(value, np.ndarray) and value.dtype.kind in "iuf" and value.ndim == 2:
@@ -271,7 +272,7 @@ def find_proprio_keys(episode: Mapping[str, Any]) -> list[str]:
 
 
 def show_table(statistics: Mapping[str, Any]) -> str:
-    """The statistics as a table, with ranges where an entry has several numbers."""
+    """Return the statistics as a table, with ranges where an entry has several numbers."""
     head, rows = list_rows(statistics)
     notes = [f"{name} is left out: {why}." for name, why in statistics.get("left out", {}).items()]
     for name, entry in statistics.get("entries", {}).items():
@@ -284,7 +285,7 @@ def show_table(statistics: Mapping[str, Any]) -> str:
 
 
 def list_rows(statistics: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The head and the rows of a table of statistics."""
+    """Return the head and the rows of a table of statistics."""
     entries: Mapping[str, Any] = (
         statistics["entries"]
         if "entries" in statistics
@@ -316,7 +317,9 @@ def _show_numbers(value: Any) -> str:
 
 
 def measure_target(given: Any, **arguments: Any) -> dict[str, Any]:
-    """The statistics of what a target names: episodes as training computes them, anything else entry by entry."""
+    """Return the statistics of what a target names: episodes as training computes them, anything else entry by
+    entry.
+    """
     if isinstance(given, EpisodeBuilder):
         names = ("split", "standardize_fn", "keys", "workers", "progress")
         return measure_episodes(given, **{name: value for name, value in arguments.items() if name in names})

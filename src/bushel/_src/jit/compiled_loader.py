@@ -137,7 +137,7 @@ class DataLoader:
             return hints.list_names(self)
 
         def __getattr__(self, name: str) -> Any:
-            """Explains a name that is missing. Python calls this only for missing names."""
+            """Explain a name that is missing. Python calls this only for missing names."""
             hints.raise_missing(self, type(self).__name__, name, hints.JIT_LOADER)
 
     def __repr__(self) -> str:

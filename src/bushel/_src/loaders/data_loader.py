@@ -144,7 +144,7 @@ class DataLoader(Generic[T]):
             return hints.list_names(self)
 
         def __getattr__(self, name: str) -> Any:
-            """Explains a name that is missing. Python calls this only for missing names."""
+            """Explain a name that is missing. Python calls this only for missing names."""
             hints.raise_missing(self, "DataLoader", name, hints.LOADER)
 
     def __repr__(self) -> str:
@@ -183,14 +183,14 @@ class DataLoaderIterator(Iterator[T]):
         return next(self._iterator)
 
     def get_state(self) -> bytes:
-        """The position as JSON, with the identity of the loader under the key "bushel"."""
+        """Return the position as JSON, with the identity of the loader under the key "bushel"."""
         position = self._iterator.get_state()
         sealed = position.pop(state_forms.KEY)
         state = loader_state.to_grain_form(position, self._data_loader._facts)
         return json.dumps({**state, state_forms.KEY: sealed}).encode()
 
     def set_state(self, state: bytes, *, check: bool = True) -> None:
-        """Goes to a position of this loader, or of the same one built elsewhere, or of Grain's.
+        """Go to a position of this loader, or of the same one built elsewhere, or of Grain's.
 
         Args:
           state: what `get_state` returned.
@@ -212,11 +212,11 @@ class DataLoaderIterator(Iterator[T]):
             self._iterator.set_state(position, check=False)
 
     def start_prefetch(self) -> None:
-        """Starts to prefetch before the first `next`, in a loader that prefetches."""
+        """Start to prefetch before the first `next`, in a loader that prefetches."""
         self._iterator.start_prefetch()
 
     def report(self) -> Report:
-        """Where the time goes; see `bushel.Report`."""
+        """Return where the time goes; see `bushel.Report`."""
         return self._iterator.report()
 
     @property
@@ -225,15 +225,15 @@ class DataLoaderIterator(Iterator[T]):
         return self._iterator.skipped
 
     def close(self) -> None:
-        """Ends workers and threads. `next` raises ValueError afterwards; closing again does nothing."""
+        """End workers and threads. `next` raises ValueError afterwards; closing again does nothing."""
         self._iterator.close()
 
     async def save(self, directory: checkpoint_files.AwaitingCreation) -> checkpoint_files.Later:
-        """Writes the present state into a folder that Orbax creates."""
+        """Write the present state into a folder that Orbax creates."""
         return checkpoint_files.write_later(directory, checkpoint_files.texts_of(self))
 
     async def load(self, directory: checkpoint_files.Folder) -> checkpoint_files.Later:
-        """Restores a state that `save` wrote, of this loader or of Grain's."""
+        """Restore a state that `save` wrote, of this loader or of Grain's."""
         return checkpoint_files.restore_later(directory, self)
 
     def __enter__(self) -> Self:
@@ -271,7 +271,7 @@ def load(
     worker_count: int | None = 0,
     read_options: ReadOptions | None = None,
 ) -> DataLoader[Any]:
-    """A DataLoader with an IndexSampler over all records of a source, and batches if `batch_size` is given.
+    """Return a DataLoader with an IndexSampler over all records of a source, and batches if `batch_size` is given.
 
     >>> [batch.tolist() for batch in load([1, 2, 3], num_epochs=1, batch_size=2)]
     [[1, 2], [3]]
@@ -305,7 +305,7 @@ def _find_shard(sampler: Any) -> ShardOptions:
 def _build_pipeline(
     source: Any, sampler: Any, shard: ShardOptions, operations: list[Any], read_options: ReadOptions | None
 ) -> StreamNode:
-    """Builds the nodes. Elements are records with metadata up to the last operation that needs it; then plain data."""
+    """Build the nodes. Elements are records with metadata up to the last operation that needs it; then plain data."""
     needing = [number for number, operation in enumerate(operations) if _needs_metadata(operation)]
     last = needing[-1] + 1 if needing else 0
     sampled = Sampled(SourceNode(source), sampler, shard, as_records=last > 0)
@@ -321,7 +321,9 @@ def _build_pipeline(
 
 
 def _find_users_operation(node: Node) -> str | None:
-    """The name of the last operation that the user wrote as a function on the iterator of records; None without one."""
+    """Return the name of the last operation that the user wrote as a function on the iterator of records; None without
+    one.
+    """
     while not isinstance(node, loader_ops.Operate):
         if not node.parents:
             return None

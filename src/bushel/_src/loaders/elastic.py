@@ -91,7 +91,7 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
         return next(self._iterator)
 
     def get_state(self) -> State:
-        """The position of this host, for the same host of as many. See `get_shard_states` for another number."""
+        """Return the position of this host, for the same host of as many. See `get_shard_states` for another number."""
         host = {SHARD_INDEX: self._shard_options.shard_index, SHARD_COUNT: self._shard_options.shard_count}
         return state_forms.seal({**self._position(), **host}, self._identity)
 
@@ -99,7 +99,7 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
         return state_forms.unseal(self._iterator.get_state(), [], check=False)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
-        """Goes to a position that the same host of as many has saved, with any global batch size."""
+        """Go to a position that the same host of as many has saved, with any global batch size."""
         position = state_forms.unseal(state, self._identity, check=check)
         index, count = position.pop(SHARD_INDEX, None), position.pop(SHARD_COUNT, None)
         here = self._shard_options
@@ -113,7 +113,7 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
         self._iterator.set_state(position, check=False)
 
     def get_shard_states(self) -> dict[int, State]:
-        """The state of each dataset that this host reads, by its number in the whole interleave."""
+        """Return the state of each dataset that this host reads, by its number in the whole interleave."""
         position = self._position()
         for _ in self._counts:
             position = position["parent"]
@@ -125,7 +125,7 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
         }
 
     def set_shard_states(self, shard_states: Mapping[Any, Any], *, check: bool = True) -> None:
-        """Goes to the position that these states describe, whichever hosts have saved them.
+        """Go to the position that these states describe, whichever hosts have saved them.
 
         Args:
           shard_states: what `get_shard_states` returned: at least the states of the datasets that this host reads, and
@@ -154,7 +154,7 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
         self._iterator.set_state(position, check=False)
 
     def _start_state(self, number: int) -> State:
-        """The state of one of this host's datasets before its first element."""
+        """Return the state of one of this host's datasets before its first element."""
         if number not in self._start_states:
             stream = self._datasets.stream(number)
             if stream is None:  # a filter has dropped it
@@ -165,7 +165,7 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
         return self._start_states[number]
 
     def _identity_of(self, number: int) -> list[Any]:
-        """What a state of dataset `number` belongs to: that dataset and what is done to its elements.
+        """Return what a state of dataset `number` belongs to: that dataset and what is done to its elements.
 
         The other datasets and the cycle length are no part of it.
         """
@@ -185,7 +185,7 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
         self._iterator.start_prefetch()
 
     def report(self) -> Report:
-        """Where the time went since the start: see `bushel.Report`."""
+        """Return where the time went since the start: see `bushel.Report`."""
         return self._iterator.report()
 
     @property
@@ -200,7 +200,9 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
 
 
 def _find_interleave(node: StreamNode) -> tuple[Interleave, list[Node]]:
-    """The interleave that a pipeline begins with, and the operations after it, from the last one to the first."""
+    """Return the interleave that a pipeline begins with, and the operations after it, from the last one to the
+    first.
+    """
     above: list[Node] = []
     found: Node = node
     while not isinstance(found, Interleave):
@@ -233,7 +235,7 @@ def _has_interleave(node: Node) -> bool:
 
 
 def _take_shard(interleave: Interleave, shard: ShardOptions) -> Interleave:
-    """The same interleave of the datasets of one host."""
+    """Return the same interleave of the datasets of one host."""
     count, parts = interleave.count, interleave.parts
     if count < shard.shard_count:
         raise ValueError(
@@ -247,7 +249,7 @@ def _take_shard(interleave: Interleave, shard: ShardOptions) -> Interleave:
 
 
 def _with_interleave(node: Node, interleave: Interleave) -> Any:
-    """A pipeline with another interleave in place of the one that it begins with."""
+    """Return a pipeline with another interleave in place of the one that it begins with."""
     if isinstance(node, Interleave):
         return interleave
     return replace_parents(node, lambda parent: _with_interleave(parent, interleave))
@@ -367,11 +369,13 @@ class ElasticIterator(DatasetIterator[Any]):
         return next(self._base)
 
     def get_state(self) -> State:
-        """The position: of a MapDataset the same on all hosts that have taken as many batches, else of this host."""
+        """Return the position: of a MapDataset the same on all hosts that have taken as many batches, else of this
+        host.
+        """
         return self._base.get_state()
 
     def set_state(self, state: State, *, check: bool = True) -> None:
-        """Goes to a saved position.
+        """Go to a saved position.
 
         Of a MapDataset any host may have saved it, with any number of hosts and any global batch size. Of an interleave
         it must be the same host of as many; see `set_shard_states` for another number.
@@ -379,14 +383,15 @@ class ElasticIterator(DatasetIterator[Any]):
         self._base.set_state(state, check=check)
 
     def get_shard_states(self) -> dict[int, State]:
-        """The state of each dataset of an interleave that this host reads, by its number in the whole interleave.
+        """Return the state of each dataset of an interleave that this host reads, by its number in the whole
+        interleave.
 
         The states of all hosts together describe all data. They are plain JSON data.
         """
         return self._of_interleave("get_shard_states").get_shard_states()
 
     def set_shard_states(self, shard_states: Mapping[Any, Any], *, check: bool = True) -> None:
-        """Goes on where these states of single datasets say, with any number of hosts, batch size and cycle length.
+        """Go on where these states of single datasets say, with any number of hosts, batch size and cycle length.
 
         No element is lost and none comes twice; each dataset goes on in its order. In which order the datasets take
         turns is not saved: a host begins with the first of its datasets that have not ended.
@@ -410,7 +415,9 @@ class ElasticIterator(DatasetIterator[Any]):
         self._base.start_prefetch()
 
     def report(self) -> Report:
-        """Where the time went since the start, or, of a MapDataset, since the last `set_state`: see `bushel.Report`."""
+        """Return where the time went since the start, or, of a MapDataset, since the last `set_state`: see
+        `bushel.Report`.
+        """
         return self._base.report()
 
     @property
@@ -490,12 +497,12 @@ class _ElasticMapDatasetIterator(DatasetIterator[Any]):
         return next(self._iterator)
 
     def get_state(self) -> State:
-        """The global position, the same on all hosts that have taken as many batches."""
+        """Return the global position, the same on all hosts that have taken as many batches."""
         done = self._start + get_next_index(self._iterator) * self._hosts.batch_size
         return state_forms.seal({_POSITION: min(done, self._hosts.length)}, self._identity)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
-        """Goes to a position that any host has saved, with any number of hosts and any global batch size."""
+        """Go to a position that any host has saved, with any number of hosts and any global batch size."""
         position = read_count(state_forms.unseal(state, self._identity, check=check), _POSITION)
         if position > self._hosts.length:
             raise StateMismatch(
@@ -510,7 +517,7 @@ class _ElasticMapDatasetIterator(DatasetIterator[Any]):
         self._iterator.start_prefetch()
 
     def report(self) -> Report:
-        """Where the time went since the start, or since the last `set_state`: see `bushel.Report`."""
+        """Return where the time went since the start, or since the last `set_state`: see `bushel.Report`."""
         return self._iterator.report()
 
     @property
@@ -542,7 +549,7 @@ class _Hosts:
     def stream(
         self, node: MapNode, start: int, read_options: ReadOptions | None, workers: WorkerOptions | None
     ) -> StreamNode:
-        """The batches of one host from a global position on."""
+        """Return the batches of one host from a global position on."""
         rows = _HostRows(node, start, self)
         batches: MapNode = BatchElements(rows, self.batch_size // self.shard.shard_count)
         if self.pads:

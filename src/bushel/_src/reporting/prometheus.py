@@ -47,7 +47,7 @@ _GAUGES = {
 
 @public("bushel.prometheus")
 def export(iterator: Any, name: str = "train", *, registry: CollectorRegistry | None = None) -> None:
-    """Lets Prometheus see an iterator whose stages are timed, under the label `iterator="train"` or another name.
+    """Let Prometheus see an iterator whose stages are timed, under the label `iterator="train"` or another name.
 
     It is seen until it is gone, or another is exported under its name. Needs the extra `prometheus`;
     `prometheus_client.start_http_server(9431)` serves the figures.
@@ -75,7 +75,7 @@ def export(iterator: Any, name: str = "train", *, registry: CollectorRegistry | 
 
 
 def serve_all() -> None:
-    """Exports every iterator that is made from now on, and serves the figures on a port, as Grain does.
+    """Export every iterator that is made from now on, and serves the figures on a port, as Grain does.
 
     Bushel calls it when it is imported where `ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY=true` is set. The port opens with the
     first iterator: `PYGRAIN_PROMETHEUS_PORT`, or 9431, on all addresses of this machine. Worker processes open none.

@@ -36,7 +36,7 @@ from bushel._src.loaders.data_loader import DataLoaderIterator
 
 
 def measure_memory() -> tuple[int, int]:
-    """Bytes in memory of this process, and of all processes below it.
+    """Return bytes in memory of this process, and of all processes below it.
 
     Shared memory counts here and not there, since workers and consumer share it. On systems without /proc the first
     number is the most that this process has used so far, and the second is 0.
@@ -122,7 +122,7 @@ class History:
         self.interval_s = interval_s
 
     def sample(self) -> Report:
-        """Takes a sample. Returns the report that it is made of."""
+        """Take a sample. Return the report that it is made of."""
         report = self._read()
         now = time.monotonic() - self._begun
         elements, waited_s = _count_elements(report)
@@ -150,7 +150,7 @@ class History:
         return report
 
     def describe(self, *, finished: bool = False) -> dict[str, Any]:
-        """All of it as JSON data: the report as it is now, and the samples so far."""
+        """Return all of it as JSON data: the report as it is now, and the samples so far."""
         report = self._read() if self._samples else self.sample()
         begun_at, earlier = self._recent[0]
         recent = report.since(earlier) if report.elements > earlier.elements else report
@@ -194,14 +194,17 @@ class History:
 
 
 def describe_report(report: Report) -> dict[str, Any]:
-    """A report as JSON data, with its verdict and its text."""
+    """Return a report as JSON data, with its verdict and its text."""
     data = dataclasses.asdict(report)
     elements, waited_s = _count_elements(report)
     return data | {"elements": elements, "waited_s": waited_s, "verdict": report.verdict, "text": str(report)}
 
 
 def _count_elements(report: Report) -> tuple[int, float]:
-    """Elements delivered, and the seconds that the step waited for them. Transfers are counted without timing, too."""
+    """Return elements delivered, and the seconds that the step waited for them.
+
+    Transfers are counted without timing, too.
+    """
     if report.timed or not report.transfers:
         return report.elements, report.waited_s
     last = report.transfers[-1]
@@ -213,7 +216,7 @@ def _rate(before: float, after: float, first: _Sample, second: _Sample) -> float
 
 
 def load_snapshot(data: bytes | str, where: str) -> dict[str, Any]:
-    """Reads what `History.describe` has made, from a server or from a file.
+    """Read what `History.describe` has made, from a server or from a file.
 
     Args:
       data: the JSON text.
@@ -238,7 +241,7 @@ _HIGHEST = 65535
 
 @contextlib.contextmanager
 def taking_port(host: str, port: int) -> Iterator[None]:
-    """Checks a port, and explains why the block cannot listen on it.
+    """Check a port, and explains why the block cannot listen on it.
 
     >>> with taking_port("127.0.0.1", 70_000):
     ...     pass
@@ -281,7 +284,7 @@ _NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 @public("bushel")
 def serve_report(iterator: Any, *, name: str = "train", port: int = 0, interval_s: float = 1.0) -> ReportServer:
-    """Lets `bushel view --attach` look at this iterator while it runs. Returns the server, whose `url` to pass there.
+    """Let `bushel view --attach` look at this iterator while it runs. Return the server, whose `url` to pass there.
 
     The report is served to programs of this machine that know the token in the URL, and nothing else is. A daemon
     thread takes a sample of the report once per second, and accepts requests. The iterator is not held: when it is
@@ -349,7 +352,7 @@ class ReportServer:
         return f"http://127.0.0.1:{self.port}/#token={self._token}"
 
     def close(self) -> None:
-        """Ends the thread and closes the port. Closing again does nothing."""
+        """End the thread and close the port. Closing again does nothing."""
         if not self._closing.is_set():
             self._closing.set()
             self._server.wake()
@@ -385,7 +388,7 @@ class ReportServer:
                     next_sample = time.monotonic() + 60
 
     def _answer(self, headers: Any, path: str) -> tuple[int, bytes]:
-        """The status and the body for a request."""
+        """Return the status and the body for a request."""
         # Names that other machines point at this one would let their pages ask with the browser of a user of this one.
         hosts = headers.get_all("Host") or []
         if len(hosts) != 1 or hosts[0].rpartition(":")[0] not in _NAMES or headers.get("Origin") is not None:
@@ -426,12 +429,12 @@ class _Server(http.server.HTTPServer):
         self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
 
     def wake(self) -> None:
-        """Ends `handle_request` in the other thread."""
+        """End `handle_request` in the other thread."""
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.server_port), timeout=1):
             pass
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answers a client in a thread of its own. Called by the thread that accepts clients."""
+        """Answer a client in a thread of its own. Called by the thread that accepts clients."""
         with self._lock:
             self._clients[id(request)] = request
             if len(self._clients) > _CLIENTS:
@@ -455,16 +458,16 @@ class _Server(http.server.HTTPServer):
                 _hang_up(client)
 
     def _answer(self, headers: Any, path: str) -> tuple[int, bytes]:
-        """The status and the body for a request."""
+        """Return the status and the body for a request."""
         owner = self._owner()
         return GONE if owner is None else owner._answer(headers, path)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing: a client that goes away is not the training program's trouble."""
+        """Say nothing: a client that goes away is not the training program's trouble."""
 
 
 def _hang_up(client: socket.socket) -> None:
-    """Ends a connection. The thread that reads from it sees the end."""
+    """End a connection. The thread that reads from it sees the end."""
     with contextlib.suppress(OSError):
         client.shutdown(socket.SHUT_RDWR)
 

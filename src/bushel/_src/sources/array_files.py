@@ -58,7 +58,7 @@ class _Unreadable(ValueError):
 @public("bushel.sources")
 @explains_arguments('Write `load_arrays(path, columns=["x"])`.')
 def load_arrays(path: Path, *, columns: Sequence[str] | None = None, storage_options: Options | None = None) -> Any:
-    """Loads the array of an `.npy` file, or a dict of the arrays of an `.npz` or `.safetensors` file.
+    """Load the array of an `.npy` file, or a dict of the arrays of an `.npz` or `.safetensors` file.
 
     Pass the result to `ArrayDataSource`. Local files are mapped, so a pickle of the source holds the path and not the
     data. Compressed `.npz` files and remote files are read into memory. Do not shorten a file while it is mapped: the
@@ -130,7 +130,7 @@ def _open_npz(path: str, content: io.BytesIO | None) -> Arrays:
 
 
 def _check_directory(archive: zipfile.ZipFile) -> None:
-    """Raises an error if the directory of an archive contradicts its end. zipfile does not compare the two."""
+    """Raise an error if the directory of an archive contradicts its end. zipfile does not compare the two."""
     entries, file = archive.infolist(), archive.fp
     assert file is not None
     file.seek(archive.start_dir)
@@ -156,7 +156,7 @@ def _check_directory(archive: zipfile.ZipFile) -> None:
 
 
 def _parse_directory_end(rest: bytes, at: int) -> tuple[int, int]:
-    """What the end of an archive says: the number of entries, and the place of the first."""
+    """Return what the end of an archive says: the number of entries, and the place of the first."""
     if rest[at : at + 4] == _END_64:
         stated, _, place = struct.unpack_from("<QQQ", rest, at + 32)
     else:
@@ -165,7 +165,7 @@ def _parse_directory_end(rest: bytes, at: int) -> tuple[int, int]:
 
 
 def _read_member(path: str, content: io.BytesIO | None, entry: zipfile.ZipInfo) -> np.ndarray:
-    """Reads an array of an archive."""
+    """Read an array of an archive."""
     if entry.compress_type == zipfile.ZIP_STORED and content is None:
         mapped = _map_member(path, entry)
         if mapped is not None:
@@ -177,7 +177,7 @@ def _read_member(path: str, content: io.BytesIO | None, entry: zipfile.ZipInfo) 
 
 
 def _map_member(path: str, entry: zipfile.ZipInfo) -> np.ndarray | None:
-    """Maps an uncompressed array of an archive; None if only NumPy itself can read its header."""
+    """Map an uncompressed array of an archive; None if only NumPy itself can read its header."""
     with open(path, "rb") as file:
         file.seek(entry.header_offset)
         local = file.read(30)
@@ -192,7 +192,7 @@ Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
 
 
 def _read_header(file: Any) -> Header | None:
-    """Reads the header of an array at the position of `file`; None if only NumPy itself can read it, or rejects it."""
+    """Read the header of an array at the position of `file`; None if only NumPy itself can read it, or rejects it."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):  # later versions, with names of fields in UTF-8
         return None
@@ -202,7 +202,7 @@ def _read_header(file: Any) -> Header | None:
 
 
 def _map_array(path: str, file: Any, end: int) -> np.ndarray | None:
-    """Maps the array at the position of `file`, which must end at byte `end`; None if only NumPy itself can read it."""
+    """Map the array at the position of `file`, which must end at byte `end`; None if only NumPy itself can read it."""
     header = _read_header(file)
     if header is None:
         return None
@@ -212,7 +212,7 @@ def _map_array(path: str, file: Any, end: int) -> np.ndarray | None:
 
 
 def _read_array(file: Any, size: int) -> np.ndarray:
-    """Reads the array in a file of `size` bytes with NumPy."""
+    """Read the array in a file of `size` bytes with NumPy."""
     header = _read_header(file)
     if header is not None:  # before NumPy allocates as much memory as the header says
         _check_size(header[0], header[2], size - file.tell())
@@ -224,7 +224,7 @@ def _read_array(file: Any, size: int) -> np.ndarray:
 
 
 def _check_size(shape: tuple[int, ...], dtype: Any, size: int) -> None:
-    """Raises an error if an array needs fewer or more bytes than the file has for it."""
+    """Raise an error if an array needs fewer or more bytes than the file has for it."""
     wanted = math.prod(shape) * dtype.itemsize
     if any(axis < 0 for axis in shape) or wanted != size:
         raise ValueError(f"an array {dtype}{list(shape)} takes {wanted} bytes, but there are {size}")
@@ -260,7 +260,7 @@ def _open_safetensors(path: str, content: io.BytesIO | None) -> Arrays:
 
 
 def _read_tensor(path: str, data: bytes | None, base: int, size: int, name: str, entry: dict[str, Any]) -> np.ndarray:
-    """Reads an array of a safetensors file of `size` bytes, whose data begins at byte `base`."""
+    """Read an array of a safetensors file of `size` bytes, whose data begins at byte `base`."""
     dtype, shape = _parse_dtype(path, name, entry["dtype"]), tuple(entry["shape"])
     low, high = entry["data_offsets"]
     if not 0 <= low <= high <= size - base:

@@ -42,7 +42,7 @@ _DECODERS: dict[int, Callable[[Any, int], bytes]] = {
 
 
 def remove_block_headers(raw: bytes, start: int) -> bytes:
-    """Removes the block headers from bytes that were read from byte `start` on."""
+    """Remove the block headers from bytes that were read from byte `start` on."""
     boundary = -start % BLOCK
     if boundary >= len(raw):
         return raw
@@ -53,7 +53,7 @@ def remove_block_headers(raw: bytes, start: int) -> bytes:
 
 
 def count_header_bytes(start: int, length: int) -> int:
-    """How many of the `length` bytes from byte `start` on belong to block headers.
+    """Return how many of the `length` bytes from byte `start` on belong to block headers.
 
     >>> count_header_bytes(65_530, 10), count_header_bytes(65_530, 100), count_header_bytes(100, 200_000)
     (4, 24, 72)
@@ -63,7 +63,7 @@ def count_header_bytes(start: int, length: int) -> int:
 
 
 def split_around_headers(start: int, views: list[memoryview]) -> list[Any]:
-    """Buffers for a read from byte `start` on: everything goes into `views`, except block headers."""
+    """Return buffers for a read from byte `start` on: everything goes into `views`, except block headers."""
     aside = bytearray(BLOCK_HEADER)
     found: list[Any] = []
     place = start
@@ -83,7 +83,7 @@ def split_around_headers(start: int, views: list[memoryview]) -> list[Any]:
 
 
 def decode_single(data: memoryview, decoded: int) -> bytes:
-    """Decompresses the only record of a chunk. Its size is known, so the list of sizes is not decoded."""
+    """Decompress the only record of a chunk. Its size is known, so the list of sizes is not decoded."""
     length, place = protocol_buffers.decode_varint(data, 1)
     size, place = protocol_buffers.decode_varint(data, place + length)
     if size != decoded:
@@ -102,7 +102,7 @@ def _get_decoder(kind: int) -> Callable[[Any, int], bytes]:
 
 
 def decode_chunk(data: memoryview, decoded: int, count: int) -> tuple[bytes | memoryview, np.ndarray]:
-    """Decompresses a simple chunk of `count` records. Returns their bytes end to end, and where each record ends."""
+    """Decompress a simple chunk of `count` records. Return their bytes end to end, and where each record ends."""
     kind = data[0]
     length, place = protocol_buffers.decode_varint(data, 1)
     sizes, values = data[place : place + length], data[place + length :]
@@ -124,7 +124,7 @@ def decode_chunk(data: memoryview, decoded: int, count: int) -> tuple[bytes | me
 
 
 def read_index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Reads the index: the offset, end, decoded size and number of records of each chunk."""
+    """Read the index: the offset, end, decoded size and number of records of each chunk."""
 
     def damage_error(why: str) -> DamagedFile:
         return DamagedFile(f"{file.name} is not a complete ArrayRecord file: {why}.")
@@ -200,7 +200,7 @@ def _parse_table(numbers: np.ndarray, stops: np.ndarray, ends: np.ndarray) -> np
 
 
 def _parse_fields(message: bytes) -> list[tuple[int, Any]]:
-    """The fields of a small protobuf message: integers and bytes. An invalid message has none."""
+    """Return the fields of a small protobuf message: integers and bytes. An invalid message has none."""
     found: list[tuple[int, Any]] = []
     place = 0
     try:
@@ -269,7 +269,7 @@ class ArrayRecordDataSource(JoinedRecords):
         super().__init__(paths, storage_options)
 
     def _repr_in_grain(self) -> str:
-        """The repr of Grain's source of these files, which Grain's DataLoader compares in states."""
+        """Return the repr of Grain's source of these files, which Grain's DataLoader compares in states."""
         if type(self).__repr__ is not ArrayRecordDataSource.__repr__:
             return repr(self)  # a subclass has a repr of its own, in Grain too
         paths = hashlib.sha1("".join(self._paths).encode("utf-8", "surrogateescape"), usedforsecurity=False)
@@ -338,7 +338,7 @@ class _ArrayRecordFile(RecordReader):
             self._check_header(chunk, scratch, prefix + size)
 
     def _read_plain(self, chunks: np.ndarray) -> list[bytes]:
-        """Reads uncompressed records that are alone in their chunks: the place of each byte is known before."""
+        """Read uncompressed records that are alone in their chunks: the place of each byte is known before."""
         starts, sizes = self._offsets[chunks], self._decoded[chunks]
         prefixes = HEADER + 3 + _LONGER.searchsorted(sizes, "right")
         lengths = prefixes + sizes
@@ -362,7 +362,7 @@ class _ArrayRecordFile(RecordReader):
         return found
 
     def _read_after_header(self, block: int, length: int) -> bytes:
-        """Reads the rest of a chunk, `length` bytes, from the block header at byte `block` on. Leaves out headers."""
+        """Read the rest of a chunk, `length` bytes, from the block header at byte `block` on. Leave out headers."""
         return remove_block_headers(self._file.read(block, length + BLOCK_HEADER), block)
 
     def _iterate_chunks(self, chunks: np.ndarray) -> Iterator[bytes | memoryview]:
@@ -382,7 +382,7 @@ class _ArrayRecordFile(RecordReader):
             yield part
 
     def _read_chunks(self, chunks: np.ndarray) -> list[bytes]:
-        """Reads whole chunks with their headers, without the block headers inside them."""
+        """Read whole chunks with their headers, without the block headers inside them."""
         starts, lengths = self._offsets[chunks], self._lengths[chunks]
         crossing = np.flatnonzero(-starts % BLOCK < lengths).tolist()
         firsts = starts.tolist()
@@ -395,7 +395,7 @@ class _ArrayRecordFile(RecordReader):
         return data
 
     def _decode_single(self, chunk: int, data: bytes | memoryview) -> bytes:
-        """The record of a chunk with a single record."""
+        """Return the record of a chunk with a single record."""
         size = self._check_header(chunk, data, len(data))
         if size < 0:
             return self._decode_records(chunk, self._read_whole_chunk(chunk))[0]
@@ -406,7 +406,10 @@ class _ArrayRecordFile(RecordReader):
         return self._decode(chunk, decode_single, memoryview(data)[HEADER : HEADER + size], decoded)
 
     def _decode(self, chunk: int, decode: Callable[..., T], *arguments: Any) -> T:
-        """What `decode` makes of the data of a chunk. Its error becomes one that names the file and the records."""
+        """Return what `decode` makes of the data of a chunk.
+
+        Its error becomes one that names the file and the records.
+        """
         try:
             return decode(*arguments)
         except ImportError:
@@ -417,7 +420,10 @@ class _ArrayRecordFile(RecordReader):
             raise self._damage_error(chunk, f"it cannot be decoded ({error})") from error
 
     def _check_header(self, chunk: int, data: bytes | bytearray | memoryview, length: int) -> int:
-        """The size of a chunk's data; -1 if not all of it was read. Checks the header against the index of the file."""
+        """Return the size of a chunk's data; -1 if not all of it was read.
+
+        Checks the header against the index of the file.
+        """
         if len(data) <= HEADER:  # the byte after the header names the compression
             raise self._damage_error(chunk, f"the index at the end of the file leaves {len(data)} bytes for it")
         size, kind, decoded = SIZES.unpack_from(data)
@@ -432,7 +438,7 @@ class _ArrayRecordFile(RecordReader):
         return size
 
     def _read_whole_chunk(self, chunk: int) -> bytes:
-        """Reads a whole chunk that compression made larger than its content."""
+        """Read a whole chunk that compression made larger than its content."""
         start = self._offsets.item(chunk)
         return remove_block_headers(self._file.read(start, self._ends.item(chunk) - start), start)
 
@@ -440,7 +446,7 @@ class _ArrayRecordFile(RecordReader):
         return self._decode_records(chunk, self._read_chunks(np.array([chunk]))[0])
 
     def _decode_records(self, chunk: int, data: bytes) -> list[bytes]:
-        """The records of a chunk."""
+        """Return the records of a chunk."""
         size = self._check_header(chunk, data, len(data))
         if size < 0:
             data = self._read_whole_chunk(chunk)
@@ -453,7 +459,7 @@ class _ArrayRecordFile(RecordReader):
         return [bytes(values[low:high]) for low, high in zip([0, *stops], stops)]
 
     def _check_hashes(self, chunks: Sequence[int], data: Sequence[bytes | memoryview]) -> None:
-        """Compares chunks with their hashes.
+        """Compare chunks with their hashes.
 
         The hash of a chunk's header is not compared, because each field of the header is compared with something else:
         the type, the number of records and the decoded size with the index, the size and the hash with the data.
@@ -472,7 +478,7 @@ class _ArrayRecordFile(RecordReader):
     def _compare_hashes(
         self, chunks: Sequence[int] | np.ndarray, messages: Sequence[bytes | memoryview], wanted: list[int]
     ) -> None:
-        """Compares the data of chunks with their hashes, and remembers which chunks need no check again."""
+        """Compare the data of chunks with their hashes, and remember which chunks need no check again."""
         hashes = checksums.compute_hashes(messages)
         if hashes != wanted:
             wrong = next(place for place, value in enumerate(hashes) if value != wanted[place])

@@ -51,21 +51,21 @@ class RecordStore(Reopened):
 
     @abc.abstractmethod
     def _open(self) -> Any:
-        """Opens the store and returns its content, in whatever form the subclass reads it."""
+        """Open the store and return its content, in whatever form the subclass reads it."""
 
     @abc.abstractmethod
     def _count(self) -> int:
-        """The number of records. Raises an error if the store cannot be read as the user has asked."""
+        """Return the number of records. Raise an error if the store cannot be read as the user has asked."""
 
     def _get_open(self) -> Any:
-        """The content of the store, which is opened unless it is open already."""
+        """Return the content of the store, which is opened unless it is open already."""
         with self._lock:
             if self._content is None:
                 self._content = self._open()
             return self._content
 
     def close(self) -> None:
-        """Closes the store. Reads that have begun hold the content until they end; the next read opens it again."""
+        """Close the store. Read that have begun hold the content until they end; the next read opens it again."""
         with self._lock:
             self._content = None
 
@@ -83,7 +83,10 @@ class RecordStore(Reopened):
 
     @abc.abstractmethod
     def layout(self) -> dict[str, str]:
-        """The type of each entry of a record, as text. Entries whose type differs between records are left out."""
+        """Return the type of each entry of a record, as text.
+
+        Entries whose type differs between records are left out.
+        """
 
 
 class JoinedStores(JoinedFiles):
@@ -123,7 +126,7 @@ class JoinedStores(JoinedFiles):
         self._recent: collections.OrderedDict[int, None] = collections.OrderedDict()
 
     def _get_store(self, number: int) -> RecordStore:
-        """A store that is about to be read. If too many stores are open, the one read longest ago is closed."""
+        """Return a store that is about to be read. If too many stores are open, the one read longest ago is closed."""
         if len(self._stores) > _OPEN_AT_ONCE:
             with self._lock:
                 self._recent[number] = None
@@ -141,7 +144,7 @@ class JoinedStores(JoinedFiles):
         return self._get_store(number)[within]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The records at `indices`. Each store that holds some of them is read once."""
+        """Return the records at `indices`. Each store that holds some of them is read once."""
         if len(self._stores) == 1:
             return self._stores[0].__getitems__(indices)
         places = checks.positions(indices, self._length)
@@ -152,13 +155,13 @@ class JoinedStores(JoinedFiles):
         )
 
     def fingerprint(self) -> Any:
-        """What distinguishes these stores from others, without reading their records."""
+        """Return what distinguishes these stores from others, without reading their records."""
         prints = [self._get_store(number).fingerprint() for number in range(len(self._stores))]
         return prints[0] if len(prints) == 1 else prints
 
 
 def _check_layout(first: str, expected: dict[str, str], path: str, found: dict[str, str]) -> None:
-    """Raises an error if the records of two stores have different entries: they could not be put into one batch."""
+    """Raise an error if the records of two stores have different entries: they could not be put into one batch."""
     for name in sorted({*expected, *found}):
         here, there = found.get(name), expected.get(name)
         if here != there:
@@ -172,7 +175,9 @@ def _check_layout(first: str, expected: dict[str, str], path: str, found: dict[s
 def find_stores(
     paths: Any, options: Options | None, markers: Sequence[str], what: str, *, local_patterns: bool = False
 ) -> list[str]:
-    """The folders that paths and patterns name; those of one pattern are sorted. A pattern without a match is an error.
+    """Return the folders that paths and patterns name; those of one pattern are sorted.
+
+    A pattern without a match is an error.
 
     Args:
       paths: one or many paths, patterns or URLs.
@@ -205,7 +210,7 @@ def find_stores(
 
 
 def _find_folders_with(pattern: str, marker: str, options: Options | None) -> list[str]:
-    """The folders that match a pattern and contain a file that matches `marker`."""
+    """Return the folders that match a pattern and contain a file that matches `marker`."""
     try:
         files = file_access.find_files(f"{pattern}/{marker}", options)
     except FileNotFoundError:
@@ -227,35 +232,38 @@ class ArrayFormat(abc.ABC):
 
     @abc.abstractmethod
     def open_arrays(self, names: list[str] | None) -> dict[str, Any]:
-        """Arrays by name: all of them, or those of `names` that exist."""
+        """Return arrays by name: all of them, or those of `names` that exist."""
 
     @abc.abstractmethod
     def open_groups(self, pattern: list[str]) -> dict[str, Any]:
-        """The groups whose paths match `pattern`, by their paths."""
+        """Return the groups whose paths match `pattern`, by their paths."""
 
     @abc.abstractmethod
     def list_arrays(self, group: Any, names: list[str] | None) -> dict[str, Any]:
-        """The arrays of a group by their paths in the group: all of them, or those of `names` that exist."""
+        """Return the arrays of a group by their paths in the group: all of them, or those of `names` that exist."""
 
     @abc.abstractmethod
     def read_rows(self, array: Any, positions: np.ndarray) -> np.ndarray:
-        """Entries of an array. Positions may repeat and may be in any order."""
+        """Return entries of an array. Positions may repeat and may be in any order."""
 
     @abc.abstractmethod
     def fingerprint_arrays(self, names: list[str] | None, arrays: dict[str, Any]) -> Any:
-        """What distinguishes these arrays from others, without reading their values."""
+        """Return what distinguishes these arrays from others, without reading their values."""
 
     @abc.abstractmethod
     def fingerprint_groups(self, names: list[str] | None, pattern: str, groups: list[tuple[str, Any]]) -> Any:
-        """What distinguishes these groups from others, without reading their values."""
+        """Return what distinguishes these groups from others, without reading their values."""
 
     @overridable
     def take_store_failure(self) -> BaseException | None:
-        """How an object store has failed since the last call; None if it has not."""
+        """Return how an object store has failed since the last call; None if it has not."""
         return None
 
     def read(self, call: Callable[[], T], what: str) -> T:
-        """What `call` reads. Any error of the library becomes a `DamagedFile` that names `what`, without secrets."""
+        """Return what `call` reads.
+
+        Any error of the library becomes a `DamagedFile` that names `what`, without secrets.
+        """
         try:
             return redact.call_guarded(call, self.path, self.options)
         except ImportError:
@@ -298,7 +306,7 @@ class ArrayStore(RecordStore):
         return self.__getitems__([checks.position(index, self._length)]).rows()[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
-        """The records at `indices` as columns."""
+        """Return the records at `indices` as columns."""
         positions = checks.positions(indices, self._length)
         columns = {
             name: self._format.read(functools.partial(self._format.read_rows, array, positions), f"the array {name!r}")
@@ -307,7 +315,7 @@ class ArrayStore(RecordStore):
         return Columns(columns, len(positions))
 
     def element_spec(self) -> Any:
-        """Shape and dtype of each array of a record."""
+        """Return shape and dtype of each array of a record."""
         return trees.map_leaves(lambda array: ShapeDtypeStruct(tuple(array.shape[1:]), array.dtype), self._get_open())
 
     def layout(self) -> dict[str, str]:
@@ -333,14 +341,14 @@ class GroupStore(RecordStore):
         return len(groups)
 
     def _open(self) -> list[tuple[str, Any]]:
-        """The paths of the groups and the groups themselves, in the order of the records."""
+        """Return the paths of the groups and the groups themselves, in the order of the records."""
         return sorted(self._format.open_groups(self._pattern).items(), key=lambda entry: _number_key(entry[0]))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._read(*self._get_open()[checks.position(index, self._length)])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        """The groups at `indices`."""
+        """Return the groups at `indices`."""
         groups = self._get_open()
         return [self._read(*groups[place]) for place in checks.positions(indices, self._length).tolist()]
 
@@ -363,7 +371,7 @@ class GroupStore(RecordStore):
 
 
 def _number_key(name: str) -> list[Any]:
-    """A key that sorts names with numbers in them by the values of the numbers: "demo_2" before "demo_10"."""
+    """Return a key that sorts names with numbers in them by the values of the numbers: "demo_2" before "demo_10"."""
     return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"(\d+)", name))]
 
 
@@ -389,7 +397,7 @@ class ArrayStoreSource(JoinedStores):
         super().__init__(paths, open_store)
 
     def element_spec(self) -> Any:
-        """Shape and dtype of each array of a record."""
+        """Return shape and dtype of each array of a record."""
         if self._group is not None:
             raise NotImplementedError(f"The records of {self!r} are groups, whose arrays may have any length.")
         store = self._get_store(0)

@@ -103,7 +103,7 @@ class _ArrowFile:
 
 
 def _count_batches(content: Any) -> int:
-    """The number of record batches in a file: counts the messages, without the index."""
+    """Return the number of record batches in a file: counts the messages, without the index."""
     ipc = import_package("pyarrow.ipc", "parquet", "Arrow files")
     content.seek(_FIRST_MESSAGE)
     messages, count = ipc.MessageReader.open_stream(content), 0

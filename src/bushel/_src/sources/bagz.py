@@ -48,7 +48,7 @@ class MappedReads:
     def copy_block(
         self, copy: Callable[[mmap.mmap, np.ndarray], list[bytes] | None], spans: np.ndarray
     ) -> list[bytes] | None:
-        """The records that `copy` takes from memory at `spans`; None if the caller should read the block."""
+        """Return the records that `copy` takes from memory at `spans`; None if the caller should read the block."""
         if self._to_read > 0:
             self._to_read -= 1
             return None
@@ -68,7 +68,7 @@ class MappedReads:
 
 
 def _count_page_faults() -> int:
-    """The number of pages that were fetched from disk so far."""
+    """Return the number of pages that were fetched from disk so far."""
     return resource.getrusage(_WHOSE).ru_majflt
 
 
@@ -123,7 +123,7 @@ class BagzDataSource(JoinedRecords):
 
 
 def expand_shards(paths: Any, options: Options | None) -> Any:
-    """Replaces a name such as "name@3.bagz" by the paths of all its shards."""
+    """Replace a name such as "name@3.bagz" by the paths of all its shards."""
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
@@ -143,7 +143,7 @@ def expand_shards(paths: Any, options: Options | None) -> Any:
 
 
 def _count_shards(path: str, pattern: str, options: Options | None) -> int:
-    """The number of shards of a set, from the names of its files. A missing shard then causes an error."""
+    """Return the number of shards of a set, from the names of its files. A missing shard then causes an error."""
     shards = [_SHARD.fullmatch(final_name(name)) for name in file_access.find_files(pattern, options)]
     counts = sorted({int(shard.group(1)) for shard in shards if shard})
     if len(counts) != 1:
@@ -189,7 +189,7 @@ class _BagFile(RecordReader):
         return self._read_records(positions, spans)
 
     def _copy_records(self, memory: mmap.mmap, spans: np.ndarray) -> list[bytes] | None:
-        """Copies records from memory; None if one is damaged. A read from the file then names the damaged one."""
+        """Copy records from memory; None if one is damaged. A read from the file then names the damaged one."""
         if not self._compressed:
             starts = spans[:, 0]
             return [memory[low:high] for low, high in zip(starts.tolist(), (starts + spans[:, 1]).tolist())]
@@ -205,7 +205,7 @@ class _BagFile(RecordReader):
             return None
 
     def _read_records(self, positions: np.ndarray, spans: np.ndarray) -> list[bytes]:
-        """Reads records from the file."""
+        """Read records from the file."""
         begins, lengths = spans[:, 0].tolist(), spans[:, 1].tolist()
         if not self._compressed:
             return self._file.read_many(begins, lengths)
@@ -240,7 +240,7 @@ class _BagFile(RecordReader):
 
 
 def _read_ends(file: File, limits: File) -> np.ndarray:
-    """Reads the end offsets of the records."""
+    """Read the end offsets of the records."""
     separate = limits is not file
     if not limits.size:
         return np.zeros(0, np.int64)

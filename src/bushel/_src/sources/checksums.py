@@ -42,7 +42,7 @@ Message = bytes | memoryview
 
 
 def compute_hashes(messages: Sequence[Message]) -> list[int]:
-    """One 64-bit number per message.
+    """Return one 64-bit number per message.
 
     >>> [hex(value) for value in compute_hashes([b"", b"abc"])]
     ['0x72c3b1e9c0139fe1', '0x672fe946c18d0ed9']
@@ -53,7 +53,7 @@ def compute_hashes(messages: Sequence[Message]) -> list[int]:
 
 @functools.cache
 def find_c_function() -> Callable[[Sequence[Message]], list[int]] | None:
-    """A function that hashes messages with the package `highwayhash-cffi`; None without the package."""
+    """Return a function that hashes messages with the package `highwayhash-cffi`; None without the package."""
     for load in (_load_inner_function, _load_public_function):
         with contextlib.suppress(ImportError, AttributeError):
             hash_all = load()
@@ -63,7 +63,7 @@ def find_c_function() -> Callable[[Sequence[Message]], list[int]] | None:
 
 
 def _load_inner_function() -> Callable[[Sequence[Message]], list[int]]:
-    """The C function itself, which is no public part of the package.
+    """Return the C function itself, which is no public part of the package.
 
     The public function copies each message, makes the key again for each call, and takes four times as long for a short
     message.
@@ -105,7 +105,7 @@ def hash_with_numpy(messages: Sequence[Message]) -> np.ndarray:
 
 
 def _hash_sorted(messages: list[Message], lengths: np.ndarray) -> np.ndarray:
-    """The hashes of messages that are sorted from long to short."""
+    """Return the hashes of messages that are sorted from long to short."""
     count, whole, rest = len(messages), lengths // _PACKET, lengths % _PACKET
     steps = int(whole[0])
     padded = np.zeros((count, steps + 1, _PACKET), np.uint8)
@@ -133,7 +133,7 @@ class _State:
         self.mul1 = np.tile(_MUL1, (count, 1))
 
     def update(self, packet: np.ndarray, count: int) -> None:
-        """Hashes one packet of 32 bytes for each of the first `count` messages."""
+        """Hash one packet of 32 bytes for each of the first `count` messages."""
         v0, v1, mul0, mul1 = self.v0[:count], self.v1[:count], self.mul0[:count], self.mul1[:count]
         v1 += mul0
         v1 += packet[:count]
@@ -144,7 +144,7 @@ class _State:
         v1 += _zip_lanes(v0)
 
     def hash_tails(self, tails: np.ndarray, rest: np.ndarray) -> None:
-        """Hashes the last bytes of messages whose length is not a multiple of 32."""
+        """Hash the last bytes of messages whose length is not a multiple of 32."""
         some = np.flatnonzero(rest)
         if not len(some):
             return
@@ -167,12 +167,12 @@ def _swap_halves(lanes: np.ndarray) -> np.ndarray:
 
 
 def _zip_lanes(lanes: np.ndarray) -> np.ndarray:
-    """Mixes the bytes of lanes 0 and 1, and of 2 and 3. Lanes are little-endian, as on every machine we support."""
+    """Mix the bytes of lanes 0 and 1, and of 2 and 3. Lanes are little-endian, as on every machine we support."""
     return lanes.view(np.uint8).reshape(-1, 16).take(_ZIPPER, axis=1).view("<u8").reshape(lanes.shape)
 
 
 def _rotate_halves(lanes: np.ndarray, by: np.ndarray) -> np.ndarray:
-    """Rotates each 32-bit half of each lane left by `by` bits (1 to 31)."""
+    """Rotate each 32-bit half of each lane left by `by` bits (1 to 31)."""
     back = _HALF - by
     halves = [lanes & _LOW, lanes >> _HALF]
     low, high = (((half << by) | (half >> back)) & _LOW for half in halves)
@@ -180,7 +180,9 @@ def _rotate_halves(lanes: np.ndarray, by: np.ndarray) -> np.ndarray:
 
 
 def _make_last_packets(tails: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    """Packets of the last `rest` bytes: first the whole words, then the remaining bytes at the algorithm's places."""
+    """Return packets of the last `rest` bytes: first the whole words, then the remaining bytes at the algorithm's
+    places.
+    """
     packets = tails.copy()
     rows = np.arange(len(rest))
     words, odd = rest & ~3, rest & 3
@@ -203,7 +205,7 @@ _warned = False
 
 
 def get_fast_checksum() -> Checksum:
-    """A fast checksum function. If no package has one, the error contains the `pip install` command."""
+    """Return a fast checksum function. If no package has one, the error contains the `pip install` command."""
     found = _find_fast()
     if found is None:
         return import_package("crc32c", "tfrecord", "Checksums of TFRecord files (or verify=False)").crc32c
@@ -211,12 +213,15 @@ def get_fast_checksum() -> Checksum:
 
 
 def get_checksum() -> Checksum:
-    """A fast checksum if a package computes one, otherwise the slow one: TFRecord files must have checksums."""
+    """Return a fast checksum if a package computes one, otherwise the slow one: TFRecord files must have checksums."""
     return _find_fast() or compute_slowly
 
 
 def decide_verify(verify: bool | None) -> bool:
-    """Whether to compare records with their checksums. None: yes if a package is installed, else no, with a warning."""
+    """Return whether to compare records with their checksums.
+
+    None: yes if a package is installed, else no, with a warning.
+    """
     global _warned
     if verify is not None:
         if verify:
@@ -237,7 +242,7 @@ def decide_verify(verify: bool | None) -> bool:
 
 
 def _find_fast() -> Checksum | None:
-    """The checksum function of an installed package, or None."""
+    """Return the checksum function of an installed package, or None."""
     try:
         return importlib.import_module("crc32c").crc32c
     except ImportError:
@@ -278,14 +283,14 @@ def compute_slowly(data: bytes | bytearray | memoryview) -> int:
 
 
 def _append_zeros(states: np.ndarray, level: int) -> np.ndarray:
-    """The states of the checksum after 4 * 2**level more zero bytes."""
+    """Return the states of the checksum after 4 * 2**level more zero bytes."""
     first, second, third, fourth = _make_zero_tables(level)
     return first[states & 255] ^ second[states >> 8 & 255] ^ third[states >> 16 & 255] ^ fourth[states >> 24]
 
 
 @functools.cache
 def _make_zero_tables(level: int) -> list[np.ndarray]:
-    """Tables of what each byte of a state (the lowest first) adds to the state after 4 * 2**level zero bytes."""
+    """Return tables of what each byte of a state (the lowest first) adds to the state after 4 * 2**level zero bytes."""
     if level == 0:
         return _CHANGES[4:]  # as if the state were the next 4 bytes
     bytes_of_states = [np.arange(256, dtype=np.uint32) << np.uint32(shift) for shift in (0, 8, 16, 24)]
@@ -293,12 +298,12 @@ def _make_zero_tables(level: int) -> list[np.ndarray]:
 
 
 def mask(crc: int) -> int:
-    """A checksum in the form that TFRecord files hold."""
+    """Return a checksum in the form that TFRecord files hold."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def compute_length_checksums(lengths: np.ndarray) -> np.ndarray:
-    """The masked checksums of many lengths: the checksum of 0, changed by each byte. Needs no package."""
+    """Return the masked checksums of many lengths: the checksum of 0, changed by each byte. Needs no package."""
     crc = np.full(len(lengths), _NO_LENGTH, np.uint32)
     rest = lengths.astype(np.uint64)
     for changes in _CHANGES:
@@ -310,7 +315,7 @@ def compute_length_checksums(lengths: np.ndarray) -> np.ndarray:
 
 
 def _make_tables() -> tuple[int, list[np.ndarray]]:
-    """The CRC32C of eight zero bytes, and for each of these bytes a table of what its 256 values change."""
+    """Return the CRC32C of eight zero bytes, and for each of these bytes a table of what its 256 values change."""
     last = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         last = last >> 1 ^ (last & 1) * np.uint32(0x82F63B78)
@@ -331,7 +336,7 @@ _ENDING = ".checksums"
 
 @public("bushel.sources")
 def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | None = None) -> list[str]:
-    """Writes a file of checksums (one per MiB) beside each file, local or in a store. Returns the new paths.
+    """Write a file of checksums (one per MiB) beside each file, local or in a store. Return the new paths.
 
     >>> import os, tempfile
     >>> from pathlib import Path
@@ -357,7 +362,7 @@ def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
 
 @public("bushel.sources")
 def check_checksums(paths: Path | Iterable[Path], *, storage_options: Options | None = None) -> None:
-    """Reads whole files and compares them with the checksums that `write_checksums` has written beside them."""
+    """Read whole files and compares them with the checksums that `write_checksums` has written beside them."""
     for path in _find_files(paths, storage_options):
         beside = file_access.open_file(path + _ENDING, storage_options)
         known = _read_checksums(beside)
@@ -374,7 +379,7 @@ def check_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
 
 
 def _find_files(paths: Path | Iterable[Path], options: Options | None) -> list[str]:
-    """The files that paths name, without files of checksums, which a pattern may match too."""
+    """Return the files that paths name, without files of checksums, which a pattern may match too."""
     found = [path for path in file_access.find_files(paths, options) if not path.endswith(_ENDING)]
     if not found:
         raise ValueError(
@@ -384,7 +389,7 @@ def _find_files(paths: Path | Iterable[Path], options: Options | None) -> list[s
 
 
 def _read_checksums(beside: File) -> dict[str, Any]:
-    """The content of a file of checksums. Files of older versions have no checksum of their own."""
+    """Return the content of a file of checksums. Files of older versions have no checksum of their own."""
     try:
         known = checked_files.parse_json(beside.read(0, beside.size), beside.name, needs_checksum=False)
         size, sums = known["size"], known["crc32"]

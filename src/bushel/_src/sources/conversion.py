@@ -45,14 +45,16 @@ from bushel._src.sources.tfrecord import TFRecordDataSource, TFRecordStream
 
 
 def find_shards(folder: Folder, target: str, names: Sequence[str]) -> list[str]:
-    """The files that the new files of a target replace: those with the same names, and shards of another number."""
+    """Return the files that the new files of a target replace: those with the same names, and shards of another
+    number.
+    """
     if list(names) == [target]:
         return [target] if folder.exists(target) else []
     return [name for name in folder.names() if find_target(name) == target]
 
 
 def read_journal(folder: Folder, target: str) -> Journal | None:
-    """The journal of a switch that has not ended; None if there is none."""
+    """Return the journal of a switch that has not ended; None if there is none."""
     name = journal_name(target)
     try:
         return Journal.parse(folder.read(name), folder.shown(name))
@@ -61,7 +63,7 @@ def read_journal(folder: Folder, target: str) -> Journal | None:
 
 
 def finish_switch(folder: Folder, target: str) -> Journal | None:
-    """Completes a switch that was interrupted. Returns its journal; None if there was none."""
+    """Complete a switch that was interrupted. Return its journal; None if there was none."""
     if read_journal(folder, target) is None:  # without a lock: nearly always there is nothing to do
         return None
     with _locked(folder, target):
@@ -74,7 +76,7 @@ def finish_switch(folder: Folder, target: str) -> Journal | None:
 def replace_shards(
     folder: Folder, target: str, names: Sequence[str], mark: str, identity: str, check: Callable[[list[str]], None]
 ) -> None:
-    """Gives files their final names. They are complete under these names and `mark`.
+    """Give files their final names. They are complete under these names and `mark`.
 
     Args:
       folder: the folder of the files.
@@ -135,7 +137,7 @@ def _write_journal(folder: Folder, target: str, journal: Journal) -> None:
 
 
 def _switch(folder: Folder, target: str, journal: Journal) -> None:
-    """Does what a journal says. It may have been done in part, so each step can be done again."""
+    """Do what a journal says. It may have been done in part, so each step can be done again."""
     where = folder.shown(journal_name(target))
     try:
         staged = {name for name in journal.new if folder.exists(name + journal.mark)}
@@ -197,11 +199,11 @@ class FileRecords(Protocol):
     """The records of one file, as `convert` reads them."""
 
     def count(self) -> int:
-        """The number of records."""
+        """Return the number of records."""
         ...
 
     def read_blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
-        """The records from `low` to `high` - 1, in blocks."""
+        """Return the records from `low` to `high` - 1, in blocks."""
         ...
 
 
@@ -236,8 +238,8 @@ def _make_read(source: record_files.JoinedRecords) -> Read:
 
 
 def _make_checked_read(source: ArrayRecordDataSource) -> Read:
-    """A function that reads records and checks hashes. The `array_record` package does it if it is installed: NumPy
-    takes 80 ms for a megabyte.
+    """Return a function that reads records and checks hashes. The `array_record` package does it if it is installed:
+    NumPy takes 80 ms for a megabyte.
     """
     own, (path,) = _make_read(source), source.paths
     if is_url(path):
@@ -289,7 +291,7 @@ class _Reading:
     round_floats: bool = False
 
     def version(self, path: str) -> list[Any]:
-        """A value that changes when the content of a file changes, or of one of the shards of "name@3.bag"."""
+        """Return a value that changes when the content of a file changes, or of one of the shards of "name@3.bag"."""
         paths = bagz.expand_shards(path, self.options) if self.kind in ("bag", "bagz") else [path]
         return [part for version in file_access.fingerprint_files(paths, self.options) for part in version]
 
@@ -346,7 +348,7 @@ class _Part:
         return sum(piece.high - piece.low for piece in self.pieces)
 
     def run(self) -> Iterator[int]:
-        """Writes the file. Yields the number of records of each step."""
+        """Write the file. Yield the number of records of each step."""
         return _write_part(self)
 
     @property
@@ -454,7 +456,7 @@ def convert(
 
 
 def _count_workers(given: int | None, shards: int) -> int:
-    """How many processes write. A file is written by one process, so the number of files is a limit."""
+    """Return how many processes write. A file is written by one process, so the number of files is a limit."""
     if given is None:
         return min(shards, os.cpu_count() or 1)
     if checks.positive(given, "workers") > shards:
@@ -478,14 +480,17 @@ def _exists_error(folder: Folder, names: list[str], old: list[str]) -> FileExist
 
 
 def _identify(ranges: list[_RecordPiece], reading: _Reading, names: list[str]) -> str:
-    """A digest of what a conversion reads and writes."""
+    """Return a digest of what a conversion reads and writes."""
     pieces = [[piece.version, piece.low, piece.high] for piece in ranges]
     content = json.dumps([reading.kind, reading.round_floats, names, pieces], default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _format_of_name(path: str) -> str | None:
-    """The format that a name's ending stands for, or None. Only text and TFRecord files may be compressed whole."""
+    """Return the format that a name's ending stands for, or None.
+
+    Only text and TFRecord files may be compressed whole.
+    """
     ending = _ENDING.search(shard_journals.final_name(redact.remove_query(path)))
     if ending is None:
         return None
@@ -495,7 +500,9 @@ def _format_of_name(path: str) -> str | None:
 
 
 def _format_of_target(text: str, given: str | None) -> str | None:
-    """The format to write: the given one, which must be that of the name's ending, if the name has one; or None."""
+    """Return the format to write: the given one, which must be that of the name's ending, if the name has one; or
+    None.
+    """
     named = _format_of_name(text)
     if given is None:
         return named if named in _WRITERS and not text.endswith(".gz") else None
@@ -527,7 +534,7 @@ def _list_endings(formats: Iterable[str]) -> str:
 
 
 def _count_sources(found: list[record_files.Shard], reading: _Reading) -> list[_RecordPiece]:
-    """The records of each source. Several files are counted at the same time."""
+    """Return the records of each source. Several files are counted at the same time."""
 
     def count_source(shard: record_files.Shard) -> _RecordPiece:
         version = reading.version(shard[0])
@@ -538,7 +545,7 @@ def _count_sources(found: list[record_files.Shard], reading: _Reading) -> list[_
 
 
 def _split_pieces(ranges: list[_RecordPiece], low: int, high: int) -> Iterator[_RecordPiece]:
-    """The pieces of the sources that hold the records from `low` to `high` - 1."""
+    """Yield the pieces of the sources that hold the records from `low` to `high` - 1."""
     begin = 0
     for piece in ranges:
         count = piece.high - piece.low
@@ -573,7 +580,7 @@ def _run_parts(parts: list[_Part], workers: int, bar: Progress, run_all: RunAll)
 
 
 def _write_part(part: _Part) -> Iterator[int]:
-    """Writes a part. Yields the number of records of each step."""
+    """Write a part. Yield the number of records of each step."""
     kind, compress = _WRITERS[part.kind]
     digest = 0
     with part.folder.new_file(part.name, draft=True) as path:
@@ -597,7 +604,7 @@ def _write_part(part: _Part) -> Iterator[int]:
 
 
 def _read_part(part: _Part) -> Iterator[list[bytes]]:
-    """The records of a part, in blocks."""
+    """Yield the records of a part, in blocks."""
     for piece in part.pieces:
         left = piece.high - piece.low
         found = part.reading.open(piece.path)

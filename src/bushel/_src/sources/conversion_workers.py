@@ -31,7 +31,7 @@ class WorkerJob(Protocol):
     """A piece of work that can be pickled."""
 
     def run(self) -> Iterator[int]:
-        """Does the work. Yields the amount of each step."""
+        """Do the work. Yield the amount of each step."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class WorkerJob(Protocol):
 
 
 def run_all(jobs: Sequence[WorkerJob], workers: int, report: Callable[[int], None]) -> None:
-    """Runs all jobs in at most `workers` processes, and returns when all jobs are done.
+    """Run all jobs in at most `workers` processes, and return when all jobs are done.
 
     After the first error all processes are ended, and the error is raised. When this function returns or raises, no
     process is alive.
@@ -95,7 +95,7 @@ class _JobWorker:
             self.connection.send(job)
 
     def receive(self) -> int | None:
-        """The amount of the worker's last step; None if it has finished its job. Raises the error of the job."""
+        """Return the amount of the worker's last step; None if it has finished its job. Raise the error of the job."""
         try:
             kind, content = self.connection.recv()
         except (EOFError, OSError):
@@ -123,7 +123,7 @@ class _JobWorker:
 
 
 def serve(descriptor: int) -> None:
-    """Runs in a worker process: does one job after the other, until the connection is closed."""
+    """Run in a worker process: does one job after the other, until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback; the other process reports it
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
@@ -141,7 +141,7 @@ def serve(descriptor: int) -> None:
 
 
 def _receive_jobs(connection: Connection, jobs: queue.SimpleQueue[Any]) -> None:
-    """Receives jobs. Ends this process at once when the process that sends the jobs has ended."""
+    """Receive jobs. End this process at once when the process that sends the jobs has ended."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             jobs.put(connection.recv())
@@ -149,7 +149,7 @@ def _receive_jobs(connection: Connection, jobs: queue.SimpleQueue[Any]) -> None:
 
 
 def _pickle_error(error: Exception) -> bytes:
-    """Pickles an error, with its traceback as a note. An error that cannot be pickled becomes a RuntimeError."""
+    """Pickle an error, with its traceback as a note. An error that cannot be pickled becomes a RuntimeError."""
     where = f"bushel: in a worker process:\n{''.join(traceback.format_exception(error))}"
     try:
         add_note(error, where)

@@ -32,7 +32,7 @@ _ZSTD_MOST_BITS = 15  # 4 bytes can stand for 128 KiB at most: 2**15 bytes for e
 
 
 def decompress_zstd(data: bytes | memoryview, size: int) -> bytes:
-    """Decompresses `data` to `size` bytes (0: as the frame says). Raises TooLarge beyond the limit of a record."""
+    """Decompress `data` to `size` bytes (0: as the frame says). Raises TooLarge beyond the limit of a record."""
     decoder = _zstd_decoders.take()  # threads must not share one: the data would be wrong
     decompressed = decoder.decompress(data, size)
     _zstd_decoders.give_back(decoder)
@@ -75,7 +75,7 @@ def _make_zstd_decoder() -> Any:
 
 
 def _decompress_bounded(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
-    """Decompresses a whole frame with one of Python's own decompressors, within the limit of a record."""
+    """Decompress a whole frame with one of Python's own decompressors, within the limit of a record."""
     size_limits.check_record(size)
     wanted = size or size_limits.get_limits().record_bytes
     found = decompressor.decompress(data, wanted + 1)
@@ -89,7 +89,7 @@ def _decompress_bounded(decompressor: Any, data: bytes | memoryview, size: int) 
 
 
 def _decompress_unstated(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
-    """Decompresses a frame that does not state its size, piece by piece."""
+    """Decompress a frame that does not state its size, piece by piece."""
     wanted = size or size_limits.get_limits().record_bytes
     size_limits.check_record(wanted)
     pieces, got = [], 0
@@ -117,7 +117,7 @@ def _import_zstandard() -> Any:
 
 
 def decompress_zstd_frames(memory: mmap.mmap, spans: np.ndarray, longest: int) -> list[bytes]:
-    """Decompresses the frames that lie in `memory` at `spans`, rows of (start, length).
+    """Decompress the frames that lie in `memory` at `spans`, rows of (start, length).
 
     `longest` is the length of the longest frame of the file. If it is small, the lengths in `spans` are not compared.
     """
@@ -137,7 +137,7 @@ def _slice_memory(memory: mmap.mmap, spans: np.ndarray) -> list[memoryview]:
 
 
 def decompress_brotli(data: bytes | memoryview, size: int) -> bytes:
-    """Decompresses Brotli data to `size` bytes."""
+    """Decompress Brotli data to `size` bytes."""
     size_limits.check_record(size)
     decompressor = import_package("brotli", "brotli", "Files compressed with Brotli").Decompressor()
     pieces, given, left = [], bytes(data), size + 1
@@ -160,7 +160,7 @@ def decompress_brotli(data: bytes | memoryview, size: int) -> bytes:
 
 
 def decompress_snappy(data: bytes | memoryview, size: int) -> bytes:
-    """Decompresses Snappy data (without framing) to `size` bytes."""
+    """Decompress Snappy data (without framing) to `size` bytes."""
     size_limits.check_record(size)
     stated, _ = protocol_buffers.decode_varint(data, 0)
     if stated != size:
@@ -169,7 +169,7 @@ def decompress_snappy(data: bytes | memoryview, size: int) -> bytes:
 
 
 def decompress_zlib(data: bytes | memoryview) -> bytes:
-    """Decompresses zlib data. Raises TooLarge beyond the limit of a record."""
+    """Decompress zlib data. Raises TooLarge beyond the limit of a record."""
     limit = size_limits.get_limits().record_bytes
     inflate = zlib.decompressobj()
     found = inflate.decompress(data, limit + 1)
@@ -213,7 +213,7 @@ _NOT_READ_BY_NAME = {".br": "Brotli", ".lzma": "LZMA", ".zip": "zip", ".lz4": "l
 
 
 def decompress_file(file: File) -> File:
-    """`file` itself if it is not compressed. Otherwise its decompressed content, as a file in memory.
+    """Return `file` itself if it is not compressed. Otherwise its decompressed content, as a file in memory.
 
     Raises DamagedFile if the compressed data are damaged or end early, TooLarge beyond the limit of a record, and
     ValueError for compressions that are not read.
@@ -258,7 +258,7 @@ class _MemberDecoder(abc.ABC):
 
     @abc.abstractmethod
     def decompress(self, data: bytes) -> bytes:
-        """Decompresses the rest and `data`, and returns at most a few megabytes. With b"" it goes on with the rest."""
+        """Decompress the rest and `data`, and return at most a few megabytes. With b"" it goes on with the rest."""
 
 
 class _Gzip(_MemberDecoder):
@@ -320,7 +320,7 @@ _DECODERS: dict[str, Callable[[], _MemberDecoder]] = {
 
 
 def _decompress(file: File, kind: str) -> bytes:
-    """The content of a file with any number of members, one after the other."""
+    """Return the content of a file with any number of members, one after the other."""
     limit = size_limits.get_limits().record_bytes
     pieces: list[bytes] = []
     size = place = 0
@@ -369,7 +369,7 @@ def _decompress(file: File, kind: str) -> bytes:
 
 
 def _read_window(file: File, place: int) -> tuple[bytes, int]:
-    """The next bytes of a file, and the place behind them."""
+    """Return the next bytes of a file, and the place behind them."""
     length = min(_WINDOW, file.size - place)
     return file.read(place, length), place + length
 

@@ -31,7 +31,7 @@ _TIME_NS = 0
 
 
 def open_copy(file: File, folder: str, limit_bytes: int | None) -> File:
-    """Opens a copy of `file` in `folder`. If there is no copy yet, the file is copied first.
+    """Open a copy of `file` in `folder`. If there is no copy yet, the file is copied first.
 
     If the copies take more than `limit_bytes`, those used longest ago are removed. Two kinds of file are read from
     their store, without a copy: those larger than the limit, and those whose store does not say when they change,
@@ -112,13 +112,13 @@ class CachedFile(File):
 
     @contextlib.contextmanager
     def _lock_folder(self) -> Iterator[None]:
-        """Holds the lock of the folder: no other process counts, removes or renames copies in the block."""
+        """Hold the lock of the folder: no other process counts, removes or renames copies in the block."""
         with open(os.path.join(self._folder, ".lock"), "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def _reserve(self) -> tuple[str | None, IO[bytes] | None]:
-        """Reserves room for the copy. Returns (path to wait for, None), (None, file to fill), or (None, None).
+        """Reserve room for the copy. Return (path to wait for, None), (None, file to fill), or (None, None).
 
         The first form names an unfinished copy of another thread or process that must be completed first; the last form
         means that the copy exists by now. The process that fills a file holds its lock, so an unfinished copy without a
@@ -199,7 +199,7 @@ class CachedFile(File):
 
 
 def _is_being_filled(path: str) -> bool:
-    """Whether a process is filling an unfinished copy. A copy that a killed process left is removed."""
+    """Return whether a process is filling an unfinished copy. A copy that a killed process left is removed."""
     with open(path, "rb") as part:
         try:
             fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,7 +215,7 @@ def _wait_for(path: str) -> None:
 
 
 def _make_room(copies: list[tuple[int, int, str]], room_bytes: int) -> None:
-    """Removes the copies used longest ago, until the others fit into `room_bytes`."""
+    """Remove the copies used longest ago, until the others fit into `room_bytes`."""
     total = sum(size for _, size, _ in copies)
     for _, size, path in sorted(copies):
         if total <= room_bytes:

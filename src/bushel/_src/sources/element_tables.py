@@ -22,7 +22,7 @@ VALUE = "value"
 
 
 def read_columns(elements: Iterable[Any]) -> dict[str, list[Any]]:
-    """The values of each column. A nested dict has a column `a.b` for each value; a missing key gives None.
+    """Return the values of each column. A nested dict has a column `a.b` for each value; a missing key gives None.
 
     >>> read_columns([{"a": {"b": 1}}, {"a": {"b": 2}, "c": "x"}])
     {'a.b': [1, 2], 'c': [None, 'x']}
@@ -55,7 +55,7 @@ def _list_leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def make_arrow_table(columns: dict[str, list[Any]]) -> pyarrow.Table:
-    """A table of pyarrow. Arrays are lists; arrays of one shape with several axes are lists of fixed sizes."""
+    """Return a table of pyarrow. Arrays are lists; arrays of one shape with several axes are lists of fixed sizes."""
     arrow = import_package("pyarrow", "parquet", "Tables of Arrow")
     return arrow.table({name: _make_arrow_column(arrow, name, values) for name, values in columns.items()})
 
@@ -75,7 +75,7 @@ def _make_arrow_column(arrow: Any, name: str, values: list[Any]) -> Any:
 
 
 def _make_lists(arrow: Any, arrays: list[np.ndarray]) -> Any:
-    """The arrays as lists. All have one dtype, and the same shape except for the first axis."""
+    """Return the arrays as lists. All have one dtype, and the same shape except for the first axis."""
     inner = arrays[0].shape[1:]
     flat = np.concatenate([array.reshape(-1) for array in arrays])
     values = arrow.array(flat.astype(flat.dtype.newbyteorder("="), copy=False))
@@ -89,7 +89,7 @@ def _make_lists(arrow: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def make_pandas_frame(columns: dict[str, list[Any]]) -> pandas.DataFrame:
-    """A frame of pandas. An array with axes is one object of its column."""
+    """Return a frame of pandas. An array with axes is one object of its column."""
     try:
         pandas = importlib.import_module("pandas")
     except ImportError as error:
@@ -116,7 +116,7 @@ def _as_objects(values: list[Any]) -> np.ndarray:
 
 
 def _join_scalars(values: list[Any]) -> np.ndarray | None:
-    """NumPy scalars, or arrays without an axis, of one dtype: as an array. Texts are left to the library."""
+    """Return NumPy scalars, or arrays without an axis, of one dtype: as an array. Texts are left to the library."""
     first = values[0] if values else None
     if not isinstance(first, (np.generic, np.ndarray)) or first.ndim or first.dtype.kind not in "biufcmM":
         return None
@@ -126,7 +126,9 @@ def _join_scalars(values: list[Any]) -> np.ndarray | None:
 
 
 def _join_arrays(values: list[Any]) -> list[np.ndarray] | None:
-    """The values as they are, if all are arrays of numbers with one dtype that differ in their first axis alone."""
+    """Return the values as they are, if all are arrays of numbers with one dtype that differ in their first axis
+    alone.
+    """
     first = values[0] if values else None
     if not isinstance(first, np.ndarray) or not first.ndim or first.dtype.kind not in "biuf" or 0 in first.shape[1:]:
         return None

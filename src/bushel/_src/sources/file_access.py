@@ -27,7 +27,7 @@ _PART = ".part"
 
 
 def find_files(paths: Path | Iterable[Path], options: Options | None = None) -> list[str]:
-    """The files that paths and patterns name; those of one pattern are sorted.
+    """Return the files that paths and patterns name; those of one pattern are sorted.
 
     `*` and `?` match inside one folder, `**` matches any number of folders. A pattern without a match is an error.
     """
@@ -51,7 +51,7 @@ def find_files(paths: Path | Iterable[Path], options: Options | None = None) -> 
 
 
 def find_shard(path: str) -> str:
-    """Where a shard lies: under its final name, or under a temporary one if a conversion to it was interrupted.
+    """Return where a shard lies: under its final name, or under a temporary one if a conversion to it was interrupted.
 
     This is known for local files. In a store it would cost a request for each file, so there only patterns find it.
     """
@@ -125,7 +125,7 @@ def _match_urls(pattern: str, options: Options | None) -> list[str]:
 
 
 def resolve_shards(listed: Iterable[str], options: Options | None = None) -> dict[str, str]:
-    """Where the files of a listing lie, by their names. What an interrupted conversion replaces is left out.
+    """Return where the files of a listing lie, by their names. What an interrupted conversion replaces is left out.
 
     `listed` has all files of the folders that it has files of. A file that the conversion has completed may lie under a
     temporary name; it has its final name here. Temporary files of conversions that were killed earlier are left as they
@@ -150,7 +150,10 @@ def resolve_shards(listed: Iterable[str], options: Options | None = None) -> dic
 
 
 def _find_wildcard(path: str) -> int:
-    """The index of the first wildcard in a path, or -1. In web addresses only `*` is one: `?` begins the query."""
+    """Return the index of the first wildcard in a path, or -1.
+
+    In web addresses only `*` is one: `?` begins the query.
+    """
     if path.startswith(("http://", "https://")):
         return path.partition("?")[0].find("*")
     found = _WILD.search(path)
@@ -158,14 +161,17 @@ def _find_wildcard(path: str) -> int:
 
 
 def translate_pattern(pattern: str) -> str:
-    """A pattern of file names as a regular expression. As in `glob`, `**` means folders only if it stands alone."""
+    """Return a pattern of file names as a regular expression.
+
+    As in `glob`, `**` means folders only if it stands alone.
+    """
     *folders, name = pattern.split("/")
     deep = "".join("(?:.*/)?" if folder == "**" else f"{_translate_part(folder)}/" for folder in folders)
     return deep + (".*" if name == "**" else _translate_part(name))
 
 
 def _translate_part(part: str) -> str:
-    """The part between two slashes of a pattern, as a regular expression."""
+    """Return the part between two slashes of a pattern, as a regular expression."""
     parts = {"*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(\*|\?|\[(?!!\])[^\]]+\])", re.sub(r"\*+", "*", part))
     return "".join(
@@ -175,14 +181,14 @@ def _translate_part(part: str) -> str:
 
 
 def _translate_choice(signs: str) -> str:
-    """The characters between brackets as a regular expression. Only `-`, and a leading `!`, are special."""
+    """Return the characters between brackets as a regular expression. Only `-`, and a leading `!`, are special."""
     no = signs.startswith("!")
     escaped = re.sub(r"([^-\w])", r"\\\1", signs[no:])
     return f"[{'^' * no}{escaped}]"
 
 
 def open_file(path: Path, options: Options | None = None) -> File:
-    """Opens a local file or an object behind a URL.
+    """Open a local file or an object behind a URL.
 
     Args:
       path: a path, or a URL such as "s3://bucket/key", "gs://...", "az://...", "https://...", or of any fsspec store.
@@ -208,7 +214,7 @@ def open_exactly(path: str, options: Options | None) -> File:
 
 
 def check_together(paths: Sequence[str], versions: Sequence[list[Any]]) -> None:
-    """Raises DamagedFile if local files were replaced while they were opened one after the other.
+    """Raise DamagedFile if local files were replaced while they were opened one after the other.
 
     A conversion that runs at the same time removes all old shards before a new one gets its name. So if old and new
     shards were opened, an old one is not under its name now. Files in a store compare their version at every read.
@@ -229,7 +235,7 @@ def check_together(paths: Sequence[str], versions: Sequence[list[Any]]) -> None:
 
 
 def open_stream(path: Path, options: Options | None = None) -> io.BufferedIOBase:
-    """A file as a Python file object with `read` and `seek`, for libraries that need one."""
+    """Return a file as a Python file object with `read` and `seek`, for libraries that need one."""
     text = expand_path(path)
     if is_url(text):
         return as_stream(open_file(text, options))
@@ -239,7 +245,7 @@ def open_stream(path: Path, options: Options | None = None) -> io.BufferedIOBase
 
 
 def fingerprint_files(paths: Iterable[str], options: Options | None = None) -> list[Any]:
-    """A value that changes when one of the files changes: the version of each. Reads no content."""
+    """Return a value that changes when one of the files changes: the version of each. Read no content."""
     options = {
         key: value for key, value in (options or {}).items() if not key.startswith("cache_")
     }  # a version needs no copy on disk

@@ -45,16 +45,18 @@ class Folder(abc.ABC):
         return redact.show(self.address)
 
     def path(self, name: str) -> str:
-        """The path or URL of a file in the folder."""
+        """Return the path or URL of a file in the folder."""
         return join_path(self.address, name)
 
     def shown(self, name: str) -> str:
-        """The name of a file of the folder in messages."""
+        """Return the name of a file of the folder in messages."""
         return redact.show(self.path(name))
 
     @abc.abstractmethod
     def new_file(self, name: str, *, draft: bool = False) -> contextlib.AbstractContextManager[str]:
-        """A local path, to which the block writes a file. The file gets its name when the block ends without an error.
+        """Return a local path, to which the block writes a file.
+
+        The file gets its name when the block ends without an error.
 
         `draft` says that `name` is temporary: the caller renames the file later, or removes it after an error.
         """
@@ -65,16 +67,16 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def replacing(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """A file to write. It gets its name when the block ends without an error; otherwise it is removed."""
+        """Return a file to write. It gets its name when the block ends without an error; otherwise it is removed."""
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a small file."""
+        """Write a small file."""
         with self.replacing(name) as file:
             file.write(data)
 
     @abc.abstractmethod
     def filling(self, last: str, belongs: Callable[[str], bool]) -> contextlib.AbstractContextManager[Folder]:
-        """The folder to write a new set of files into. After an error, all files of the set are removed.
+        """Return the folder to write a new set of files into. After an error, all files of the set are removed.
 
         Args:
           last: the name of the file that is written last. If it exists already, FileExistsError is raised.
@@ -84,31 +86,31 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def read(self, name: str) -> bytes:
-        """The content of a file. Raises FileNotFoundError if it does not exist."""
+        """Return the content of a file. Raise FileNotFoundError if it does not exist."""
 
     @abc.abstractmethod
     def read_array(self, name: str, *, verify: bool) -> np.ndarray:
-        """The array of a sealed `.npy` file: mapped from disk, or read from a store."""
+        """Return the array of a sealed `.npy` file: mapped from disk, or read from a store."""
 
     @abc.abstractmethod
     def exists(self, name: str) -> bool:
-        """Whether the file exists."""
+        """Return whether the file exists."""
 
     @abc.abstractmethod
     def names(self, under: str = "", *, deep: bool = False) -> list[str]:
-        """The sorted names of the files in the folder or a subfolder; of deeper folders only if `deep`."""
+        """Return the sorted names of the files in the folder or a subfolder; of deeper folders only if `deep`."""
 
     @abc.abstractmethod
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files, in this order. Files that do not exist are ignored."""
+        """Remove files, in this order. Files that do not exist are ignored."""
 
     @abc.abstractmethod
     def rename(self, name: str, target: str) -> None:
-        """Renames a file. A file that already has the new name is replaced."""
+        """Rename a file. A file that already has the new name is replaced."""
 
     @abc.abstractmethod
     def sync(self, name: str) -> None:
-        """Waits until the content of a file, or the names in the folder if `name` is empty, would survive a power cut.
+        """Wait until the content of a file, or the names in the folder if `name` is empty, would survive a power cut.
 
         A store answers only when this is so. There this does nothing.
         """
@@ -122,7 +124,7 @@ class Folder(abc.ABC):
 
 
 def open_folder(path: Path, options: Options | None = None) -> Folder:
-    """A folder to write to.
+    """Return a folder to write to.
 
     Args:
       path: a local folder, which is created when a file is written, or an address such as "s3://bucket/folder".
@@ -144,7 +146,7 @@ def open_folder(path: Path, options: Options | None = None) -> Folder:
 
 
 def open_parent(path: Path, options: Options | None = None) -> tuple[Folder, str]:
-    """The folder of a file that will be written, and the file's name in it."""
+    """Return the folder of a file that will be written, and the file's name in it."""
     text = normalize_path(path)
     if is_url(text):
         above, _, name = text.rpartition("/")
@@ -154,7 +156,7 @@ def open_parent(path: Path, options: Options | None = None) -> tuple[Folder, str
 
 
 def join_path(folder: str, name: str) -> str:
-    """The path of a file in a folder, which may be a URL."""
+    """Return the path of a file in a folder, which may be a URL."""
     return f"{folder.rstrip('/')}/{name}" if "://" in folder else os.path.join(folder, name)
 
 
@@ -356,12 +358,14 @@ class _StoreFolder(Folder):
 
 
 def is_web(path: str) -> bool:
-    """Whether a URL is that of a web server, which cannot list its files."""
+    """Return whether a URL is that of a web server, which cannot list its files."""
     return path.lower().startswith(("http://", "https://"))
 
 
 def explain_web_folder(path: str) -> FileNotFoundError:
-    """The error to raise for a web address that is not a file, nor a folder that can be read without listing it."""
+    """Return the error to raise for a web address that is not a file, nor a folder that can be read without listing
+    it.
+    """
     return FileNotFoundError(
         f"{redact.show(path)} is not a file of a known format, and a web server cannot list the files of a folder. "
         "Behind http:// and https:// Bushel reads single files, LeRobot data sets, RLDS and TFDS data sets by the "
@@ -371,7 +375,7 @@ def explain_web_folder(path: str) -> FileNotFoundError:
 
 
 def file_exists(path: str, options: Options | None = None) -> bool:
-    """Whether there is a file at a path or URL."""
+    """Return whether there is a file at a path or URL."""
     try:
         file_access.open_file(path, options)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -380,7 +384,7 @@ def file_exists(path: str, options: Options | None = None) -> bool:
 
 
 def is_folder(path: str, options: Options | None) -> bool:
-    """Whether there is a folder at a path; at a URL, one with files."""
+    """Return whether there is a folder at a path; at a URL, one with files."""
     return bool(Listing(path, options).names(2)) if is_url(path) else os.path.isdir(path)
 
 
@@ -399,7 +403,7 @@ class Listing:
         self._names: dict[int, list[str]] = {}
 
     def has(self, name: str) -> bool:
-        """Whether the folder has a file of this name."""
+        """Return whether the folder has a file of this name."""
         try:
             return file_exists(join_path(self.place, name), self.options)
         except PermissionError as error:
@@ -407,7 +411,7 @@ class Listing:
             return False
 
     def names(self, depth: int = 0) -> list[str]:
-        """The sorted names of the files, and of those in folders up to a depth, without hidden ones."""
+        """Return the sorted names of the files, and of those in folders up to a depth, without hidden ones."""
         if depth not in self._names:
             try:
                 found = self._list_store(depth) if is_url(self.place) else list(_list_local(self.place, depth))
@@ -423,7 +427,7 @@ class Listing:
         return [name for name in found if name.count("/") <= depth]
 
     def find(self, *endings: str) -> list[str]:
-        """The files with these endings, in the folder, or else in its folders, which are splits."""
+        """Return the files with these endings, in the folder, or else in its folders, which are splits."""
         here = [name for name in self.names() if name.lower().endswith(endings)]
         return here or [name for name in self.names(1) if name.lower().endswith(endings)]
 

@@ -27,7 +27,7 @@ version of the file it came from."""
 
 
 def connect(url: str, settings: dict[str, Any]) -> tuple[Any, str]:
-    """The fsspec driver of a URL, and the driver's name for the file."""
+    """Return the fsspec driver of a URL, and the driver's name for the file."""
     core = import_package("fsspec.core", "fsspec", f"URLs such as {redact.show(url)}")
     scheme = url.partition("://")[0]
 
@@ -43,12 +43,12 @@ def connect(url: str, settings: dict[str, Any]) -> tuple[Any, str]:
 
 
 def driver_options(settings: dict[str, Any]) -> dict[str, Any]:
-    """The options without those that Bushel itself uses."""
+    """Return the options without those that Bushel itself uses."""
     return {key: value for key, value in settings.items() if key not in _OURS}
 
 
 def call_with_retries(call: Callable[[], T], url: str, settings: dict[str, Any], deed: str = "read") -> T:
-    """The result of a call of a driver. While the store fails, the call is repeated with growing pauses.
+    """Return the result of a call of a driver. While the store fails, the call is repeated with growing pauses.
 
     `deed` is the verb of the error messages: "read", "written" or "removed".
     """
@@ -72,7 +72,7 @@ _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryEr
 
 
 def missing_file_error(name: str, deed: str, why: str | None = None) -> FileNotFoundError:
-    """The error to raise for a file that does not exist, or that cannot be written without its bucket."""
+    """Return the error to raise for a file that does not exist, or that cannot be written without its bucket."""
     if deed == "read" and why is None:
         return FileNotFoundError(f"{name} does not exist. Correct the address: the file or its bucket is missing.")
     why = "the bucket or folder does not exist" if why is None else why
@@ -80,7 +80,7 @@ def missing_file_error(name: str, deed: str, why: str | None = None) -> FileNotF
 
 
 def _explain_failure(failure: Exception, name: str, secrets: list[str], deed: str) -> BaseException:
-    """The error to raise in place of an error of a driver, without the secrets that its text may contain."""
+    """Return the error to raise in place of an error of a driver, without the secrets that its text may contain."""
     if isinstance(failure, FileNotFoundError):
         return missing_file_error(name, deed)
     cause = redact.scrub(failure, secrets)
@@ -100,7 +100,7 @@ def _explain_failure(failure: Exception, name: str, secrets: list[str], deed: st
 
 
 def list_files(prefix: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
-    """The URLs of the files in the folder of a prefix, and in deeper folders if `deep`."""
+    """Return the URLs of the files in the folder of a prefix, and in deeper folders if `deep`."""
     folder = prefix[: prefix.rfind("/") + 1]
     system, path = connect(folder, settings)
     if deep and _has_find(system):
@@ -112,7 +112,9 @@ def list_files(prefix: str, settings: dict[str, Any], *, deep: bool) -> list[str
 
 
 def _has_find(system: Any) -> bool:
-    """Whether a driver has its own `find`. fsspec's general one leaves out folders that it fails to list, silently."""
+    """Return whether a driver has its own `find`. fsspec's general one leaves out folders that it fails to list,
+    silently.
+    """
     spec, asyn = (import_package(f"fsspec.{name}", "fsspec", "Files in stores") for name in ("spec", "asyn"))
     general = (None, spec.AbstractFileSystem.find, asyn.AsyncFileSystem._find)
     return any(getattr(type(system), name, None) not in general for name in ("find", "_find"))
@@ -151,7 +153,7 @@ class DriverFile(File):
         self._checked_s = time.monotonic()
 
     def _read_facts(self) -> tuple[int, str | None]:
-        """The present size and version tag of the file."""
+        """Return the present size and version tag of the file."""
         info = call_with_retries(lambda: self._system.info(self._path), self.address, self._settings)
         if info.get("type") == "directory":
             raise IsADirectoryError(f"{self.name} is a folder, not a file. Name the files in it, as in {self.name}/*.")
@@ -197,6 +199,6 @@ class DriverFile(File):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text. obstore and some drivers add many lines about the connection."""
+    """Return the first line of an error's text. obstore and some drivers add many lines about the connection."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -43,7 +43,7 @@ class HandlePool(Generic[T]):
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[T]:
-        """Takes a handle for the block, and gives it back unless the block raises an error."""
+        """Take a handle for the block, and give it back unless the block raises an error."""
         handle = self.take()
         yield handle
         self.give_back(handle)

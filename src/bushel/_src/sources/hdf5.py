@@ -31,7 +31,7 @@ _HERE = "."  # the name of the file itself in a virtual dataset
 
 
 def check_inside(item: Any, name: str, root: Any) -> None:
-    """Raises OtherFile if a dataset or group is not wholly in the file that was opened.
+    """Raise OtherFile if a dataset or group is not wholly in the file that was opened.
 
     Args:
       item: the dataset or group, which a link may have led to.
@@ -42,7 +42,7 @@ def check_inside(item: Any, name: str, root: Any) -> None:
 
 
 def check_link(group: Any, name: str) -> None:
-    """Raises OtherFile if an entry of a group is a link to another file. That file is not opened."""
+    """Raise OtherFile if an entry of a group is a link to another file. That file is not opened."""
     h5py = import_package("h5py", "hdf5", "HDF5 files")
     link = group.get(name, getlink=True)
     if isinstance(link, h5py.ExternalLink):
@@ -149,7 +149,9 @@ class HDF5Format(ArrayFormat):
         self._allow = allow_other_files
 
     def _open_file(self) -> Any:
-        """The file, which must be the one that the source was made of. h5py keeps it open while a dataset is in use."""
+        """Return the file, which must be the one that the source was made of. h5py keeps it open while a dataset is in
+        use.
+        """
         h5py = import_package("h5py", "hdf5", "HDF5 files")
         content = file_access.open_file(self.path, self.options)
         self._version = self._version or content.version()
@@ -161,7 +163,7 @@ class HDF5Format(ArrayFormat):
 
     @contextlib.contextmanager
     def _report_damage(self) -> Iterator[None]:
-        """Turns the errors that damaged metadata cause into a `DamagedFile`."""
+        """Turn the errors that damaged metadata cause into a `DamagedFile`."""
         try:
             yield
         except OtherFile as error:
@@ -226,7 +228,7 @@ class HDF5Format(ArrayFormat):
 
 
 def check_chunks(array: Any, name: str) -> None:
-    """Refuses a dataset with checksums if the index of its chunks is impossible: the index itself has no checksum.
+    """Refuse a dataset with checksums if the index of its chunks is impossible: the index itself has no checksum.
 
     The HDF5 library does not check the index. It skips the checksum of a chunk if the chunk's entry says so, and it
     crashes the process if a chunk is too short for its checksum.

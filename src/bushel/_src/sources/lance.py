@@ -58,7 +58,7 @@ class LanceDataSource(JoinedStores):
 
 
 def _find_data_sets(paths: Any) -> list[str]:
-    """The data sets that paths and patterns name."""
+    """Return the data sets that paths and patterns name."""
     found = find_stores(paths, None, ("_versions/*.manifest",), "Lance data set", local_patterns=True)
     for path in found:
         if is_url(path) and "*" in path:  # the options are for Lance's own client, which cannot list files
@@ -105,7 +105,7 @@ class LanceStore(RecordStore):
             raise FileNotFoundError(f"{self._name} is not a Lance data set: {error.__cause__}") from error
 
     def _call_lance(self, what: str, call: Callable[[], T]) -> T:
-        """What a call of the `lance` package returns. Any error becomes a `DamagedFile` without secrets.
+        """Return what a call of the `lance` package returns. Any error becomes a `DamagedFile` without secrets.
 
         A panic in the package's Rust code is not an `Exception`. Without this it would end a worker process.
         """
@@ -120,7 +120,7 @@ class LanceStore(RecordStore):
         return self._read_rows([checks.position(index, self._length)]).row(0)
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The rows at `indices`, read in one call."""
+        """Return the rows at `indices`, read in one call."""
         places = checks.positions(indices, self._length)
         if not len(places):
             return []
@@ -157,7 +157,7 @@ class LanceStore(RecordStore):
 
 
 def _column_types(fields: Any, before: str = "") -> Iterator[tuple[str, str]]:
-    """The names and types of columns. A column inside another one is named "outer.inner"."""
+    """Yield the names and types of columns. A column inside another one is named "outer.inner"."""
     for field in fields:
         yield f"{before}{field.name}", str(field.type)
         if hasattr(field.type, "fields"):

@@ -38,26 +38,28 @@ class File(abc.ABC):
 
     @abc.abstractmethod
     def read(self, start: int, length: int) -> bytes:
-        """Returns exactly `length` bytes from byte `start` on, or raises an error."""
+        """Return exactly `length` bytes from byte `start` on, or raise an error."""
 
     @abc.abstractmethod
     def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        """Returns the bytes of many ranges, in the given order."""
+        """Return the bytes of many ranges, in the given order."""
 
     @abc.abstractmethod
     def read_into(self, start: int, buffers: Sequence[Any]) -> None:
-        """Fills writable buffers, one after the other, with the bytes from `start` on."""
+        """Fill writable buffers, one after the other, with the bytes from `start` on."""
 
     @abc.abstractmethod
     def version(self) -> list[Any]:
-        """A value that changes when the content changes: name, size and modification time, or the store's ETag."""
+        """Return a value that changes when the content changes: name, size and modification time, or the store's
+        ETag.
+        """
 
     @abc.abstractmethod
     def check_unchanged(self) -> None:
-        """Raises DamagedFile if the file was replaced since it was opened. Does nothing if every read checks this."""
+        """Raise DamagedFile if the file was replaced since it was opened. Do nothing if every read checks this."""
 
     def short_read_error(self, start: int, wanted: int, got: int) -> DamagedFile:
-        """The error to raise if a read returned fewer bytes than it should."""
+        """Return the error to raise if a read returned fewer bytes than it should."""
         return DamagedFile(
             f"{self.name} ended early: a read of {wanted} bytes at byte {start} returned {got}. The file had "
             f"{self.size} bytes when it was opened; it has been cut short or replaced since then."
@@ -65,7 +67,7 @@ class File(abc.ABC):
 
 
 def changed_error(name: str, was: list[Any], now: list[Any]) -> DamagedFile:
-    """The error to raise for a file that has changed since its source was made."""
+    """Return the error to raise for a file that has changed since its source was made."""
     return DamagedFile(
         f"{redact.show(name)} has changed: it was {was} (name, size, time or ETag) when the source was made, and it is "
         f"{now} now. Make the source again."
@@ -73,7 +75,9 @@ def changed_error(name: str, was: list[Any], now: list[Any]) -> DamagedFile:
 
 
 def find_version(path: str) -> list[Any] | None:
-    """The present version of a file of this machine, as `LocalFile.version` has it; None if it does not exist."""
+    """Return the present version of a file of this machine, as `LocalFile.version` has it; None if it does not
+    exist.
+    """
     try:
         facts = os.stat(path)
     except FileNotFoundError:
@@ -170,7 +174,7 @@ class LocalFile(File):
         return b"".join(parts)
 
     def map_memory(self) -> mmap.mmap | None:
-        """The file as mapped memory, or None if it cannot be mapped. Read it at once, and keep no reference.
+        """Return the file as mapped memory, or None if it cannot be mapped. Read it at once, and keep no reference.
 
         Reading mapped memory behind the end of a file kills the process. So every call asks for the size. If the file
         has become shorter, the caller gets None and uses `read`, which raises an error. If the file is cut short after
@@ -219,7 +223,7 @@ class LocalFile(File):
 
 
 def read_each(file: File, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes | memoryview]:
-    """Yields the bytes of many ranges. Large ranges of a local file share one buffer: use each before the next one."""
+    """Yield the bytes of many ranges. Large ranges of a local file share one buffer: use each before the next one."""
     largest = max(lengths, default=0)
     if file.costs_round_trip or largest < LARGE_BYTES:
         yield from file.read_many(starts, lengths)
@@ -232,7 +236,7 @@ def read_each(file: File, starts: Sequence[int], lengths: Sequence[int]) -> Iter
 
 
 def as_stream(file: File) -> io.BufferedIOBase:
-    """An open file as a Python file object with `read` and `seek`."""
+    """Return an open file as a Python file object with `read` and `seek`."""
     return io.BufferedReader(FileStream(file), 1 << 20)
 
 

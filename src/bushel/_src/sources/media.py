@@ -34,7 +34,7 @@ AudioType = Literal["float32", "float64", "int16", "int32"]
 
 @public("bushel.sources")
 def decode_image(data: bytes, mode: ImageMode | None = "RGB") -> np.ndarray:
-    """Decodes an image to a uint8 array of height x width x channels.
+    """Decode an image to a uint8 array of height x width x channels.
 
     JPEG files are decoded by simplejpeg if it is installed, other formats by Pillow. Images of 16 bits, 32 bits or
     floats (depth, height maps) do not fit into uint8; they are decoded only with `mode=None`.
@@ -92,7 +92,7 @@ def decode_image(data: bytes, mode: ImageMode | None = "RGB") -> np.ndarray:
 
 
 def check_image(image: Any) -> None:
-    """Raises an error for an image that Pillow has opened, if decoding it would take too much memory or run code.
+    """Raise an error for an image that Pillow has opened, if decoding it would take too much memory or run code.
 
     An EPS file is a program in PostScript, which Pillow would run with Ghostscript.
     """
@@ -106,7 +106,7 @@ def _too_large_error(data: bytes, what: str, error: TooLarge) -> TooLarge:
 
 
 def _is_halved(image: Any) -> bool:
-    """Whether Pillow would return only 8 of 16 bits: it has no mode for colours with more bits."""
+    """Return whether Pillow would return only 8 of 16 bits: it has no mode for colours with more bits."""
     if image.mode.startswith(_DEEP):
         return False
     return any(
@@ -117,7 +117,7 @@ def _is_halved(image: Any) -> bool:
 
 @public("bushel.sources")
 def decode_audio(data: bytes, dtype: AudioType = "float32") -> tuple[np.ndarray, int]:
-    """Decodes a sound (WAV, FLAC, OGG, MP3) with soundfile. Returns samples (frames x channels) and the sample rate.
+    """Decode a sound (WAV, FLAC, OGG, MP3) with soundfile. Return samples (frames x channels) and the sample rate.
 
     A sound that was cut short is an error, except in files that do not state their length: some MP3 files, and WAV and
     AIFF files whose writer did not know it.
@@ -149,7 +149,10 @@ def decode_audio(data: bytes, dtype: AudioType = "float32") -> tuple[np.ndarray,
 
 
 def _find_missing_end(data: bytes) -> str | None:
-    """What is missing at the end of a WAV, AIFF or OGG file, or None. Their decoders do not report missing data."""
+    """Return what is missing at the end of a WAV, AIFF or OGG file, or None.
+
+    Their decoders do not report missing data.
+    """
     if bytes(data[:4]) in _CHUNKS:
         return _find_missing_samples(data, *_CHUNKS[bytes(data[:4])])
     if data[:4] != b"OggS":

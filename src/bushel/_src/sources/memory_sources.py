@@ -61,16 +61,16 @@ class ArrayDataSource:
         return self._rebuild([copy_value(leaf[place]) for leaf in self._leaves])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
-        """The records at `indices` as columns."""
+        """Return the records at `indices` as columns."""
         positions = checks.integers(indices)
         return Columns(self._rebuild([_gather(leaf, positions) for leaf in self._leaves]), len(positions))
 
     def element_spec(self) -> Any:
-        """Shape and dtype of each leaf of a record."""
+        """Return shape and dtype of each leaf of a record."""
         return trees.map_leaves(lambda leaf: ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self._tree)
 
     def fingerprint(self) -> Any:
-        """The arrays themselves. The digest takes their shapes, dtypes and a sample of their bytes."""
+        """Return the arrays themselves. The digest takes their shapes, dtypes and a sample of their bytes."""
         return self._tree
 
     def __reduce__(self) -> Any:
@@ -106,7 +106,7 @@ class JoinedArrays:
 
 
 def join_arrays(sources: Sequence[Any]) -> JoinedArrays | None:
-    """Sources of arrays as one, if all are of the same structure, shapes and dtypes; otherwise None.
+    """Return sources of arrays as one, if all are of the same structure, shapes and dtypes; otherwise None.
 
     To read a few records of each of a thousand sources, one loop takes a tenth of the time of a call of each source.
     """
@@ -133,7 +133,7 @@ class InFile:
 
 
 def note_versions(leaves: Iterable[np.ndarray]) -> None:
-    """Remembers the versions of the files that arrays are parts of, so that a replaced file is recognized later."""
+    """Remember the versions of the files that arrays are parts of, so that a replaced file is recognized later."""
     for leaf in leaves:
         mapped = _find_map(leaf)
         if mapped is not None and not hasattr(mapped, _NOTE):
@@ -144,7 +144,7 @@ _NOTE = "_bushel_version"
 
 
 def _find_map(leaf: np.ndarray) -> np.memmap[Any, Any] | None:
-    """The memory map that an array is a part of: the outermost one, which knows its offset in the file."""
+    """Return the memory map that an array is a part of: the outermost one, which knows its offset in the file."""
     mapped: np.memmap[Any, Any] | None = None
     owner: Any = leaf
     while isinstance(owner, np.ndarray):
@@ -164,7 +164,7 @@ def _read_version(name: str) -> list[Any]:
 
 
 def pack_array(leaf: np.ndarray) -> np.ndarray | InFile:
-    """What is pickled in place of an array: the name and place in a file if the array is a part of one."""
+    """Return what is pickled in place of an array: the name and place in a file if the array is a part of one."""
     if type(leaf) not in (np.ndarray, np.memmap):
         return leaf  # a subclass may hold more than the entries, such as a mask
     mapped = _find_map(leaf)
@@ -177,7 +177,7 @@ def pack_array(leaf: np.ndarray) -> np.ndarray | InFile:
 
 
 def unpack_array(leaf: np.ndarray | InFile) -> np.ndarray:
-    """The array that `pack_array` has described."""
+    """Return the array that `pack_array` has described."""
     if not isinstance(leaf, InFile):
         return leaf
     if leaf.version is not None and (now := _read_version(leaf.name)) != leaf.version:
@@ -302,12 +302,12 @@ class RaggedDataSource:
         return self._rebuild([copy_value(leaf[low:high]) for leaf in self._leaves])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
-        """The records at `indices`, each a new copy."""
+        """Return the records at `indices`, each a new copy."""
         columns = self._slice_all(checks.positions(indices, len(self)))
         return self._make_records([list(map(copy_value, views)) for views in columns])
 
     def _look(self, positions: np.ndarray) -> list[Any]:
-        """The records at `positions`, as views of the source's own memory, for who only reads them."""
+        """Return the records at `positions`, as views of the source's own memory, for who only reads them."""
         return self._make_records(self._slice_all(positions))
 
     def _slice_all(self, positions: np.ndarray) -> list[Sequences]:
@@ -315,14 +315,17 @@ class RaggedDataSource:
         return [self._slice_views(leaf, positions) for leaf in self._leaves]
 
     def _make_records(self, columns: Sequence[list[np.ndarray]]) -> list[Any]:
-        """Records from the entries of each leaf."""
+        """Return records from the entries of each leaf."""
         if type(self._tree) is dict and len(columns) == len(self._tree) == 1:  # tokens alone: a third of the time
             (name,) = self._tree
             return [{name: entry} for entry in columns[0]]
         return [self._rebuild(entries) for entries in zip(*columns, strict=True)]
 
     def _has(self, names: Sequence[str | None]) -> bool:
-        """Whether records are dicts of arrays with these names. The name None stands for a record that is an array."""
+        """Return whether records are dicts of arrays with these names.
+
+        The name None stands for a record that is an array.
+        """
         tree: Any = {None: self._tree} if isinstance(self._tree, np.ndarray) else self._tree
         return isinstance(tree, dict) and all(isinstance(tree.get(name), np.ndarray) for name in names)
 
@@ -336,11 +339,11 @@ class RaggedDataSource:
         return Sequences([leaf[low:high] for low, high in cuts], highs - lows)
 
     def element_spec(self) -> Any:
-        """Shape and dtype of each leaf of a record; the first axis is None."""
+        """Return shape and dtype of each leaf of a record; the first axis is None."""
         return trees.map_leaves(lambda leaf: ShapeDtypeStruct((None, *leaf.shape[1:]), leaf.dtype), self._tree)
 
     def fingerprint(self) -> Any:
-        """The arrays themselves. The digest takes their shapes, dtypes and a sample of their bytes."""
+        """Return the arrays themselves. The digest takes their shapes, dtypes and a sample of their bytes."""
         return [self._tree, self._offsets]
 
     def __reduce__(self) -> Any:
@@ -406,15 +409,15 @@ class SharedMemoryDataSource:
         return self._list[index]
 
     def close(self) -> None:
-        """Closes the shared memory in this process."""
+        """Close the shared memory in this process."""
         self._list.shm.close()
 
     def unlink(self) -> None:
-        """Removes the shared memory, for all processes."""
+        """Remove the shared memory, for all processes."""
         self._list.shm.unlink()
 
     def fingerprint(self) -> Any:
-        """The values. The name of the memory does not identify the data."""
+        """Return the values. The name of the memory does not identify the data."""
         return [self._list[number] for number in range(len(self))]
 
     def __reduce__(self) -> Any:
@@ -424,7 +427,7 @@ class SharedMemoryDataSource:
         return f"InMemoryDataSource(name={self._list.shm.name}, len={len(self)})"
 
     def _repr_in_grain(self) -> str:
-        """The repr of Grain's source of these values, which Grain's DataLoader compares in states."""
+        """Return the repr of Grain's source of these values, which Grain's DataLoader compares in states."""
         if type(self).__repr__ is not SharedMemoryDataSource.__repr__:
             return repr(self)  # a subclass has a repr of its own, in Grain too
         return f"{type(self).__name__}({self.fingerprint()}, name={self._list.shm.name!r})"

@@ -82,12 +82,15 @@ _CONNECTIONS = (
 
 
 def is_panic(failure: BaseException) -> bool:
-    """Whether obstore, which is written in Rust, has panicked. Python has no class for that which could be imported."""
+    """Return whether obstore, which is written in Rust, has panicked.
+
+    Python has no class for that which could be imported.
+    """
     return type(failure).__name__ == "PanicException"
 
 
 def is_worth_repeating(failure: BaseException) -> bool:
-    """Whether a connection broke and obstore did not repeat the request, because it may have been done.
+    """Return whether a connection broke and obstore did not repeat the request, because it may have been done.
 
     Every request of ours can be done twice. So we repeat it, an upload as a whole.
     """
@@ -96,7 +99,8 @@ def is_worth_repeating(failure: BaseException) -> bool:
 
 
 def is_unclear_upload(failure: BaseException) -> bool:
-    """Whether an upload in parts ended unclear: its end was requested, and the store does not know the upload now.
+    """Return whether an upload in parts ended unclear: its end was requested, and the store does not know the upload
+    now.
 
     The answer to the first request was lost then, and obstore's second request, or its clean-up, fails.
     """
@@ -104,7 +108,7 @@ def is_unclear_upload(failure: BaseException) -> bool:
 
 
 def explain_failure(failure: BaseException, name: str, secrets: list[str], deed: str) -> BaseException:
-    """The error to raise in place of an error of obstore, without the secrets that its text may contain.
+    """Return the error to raise in place of an error of obstore, without the secrets that its text may contain.
 
     `deed` is the verb of the message: "read", "listed", "written" or "removed".
     """
@@ -154,7 +158,7 @@ def _find_status(text: str) -> int | None:
 
 
 def _explain(text: str) -> str:
-    """The cause, as a clause that begins with a small letter, and after its full stop the way out."""
+    """Return the cause, as a clause that begins with a small letter, and after its full stop the way out."""
     status = _find_status(text)
     if status in _STATUSES:
         cause, way_out = _STATUSES[status]
@@ -171,7 +175,7 @@ def _explain(text: str) -> str:
 
 
 def _cite(text: str) -> str:
-    """The status of the answer and the store's own words, in brackets; empty if there are none."""
+    """Return the status of the answer and the store's own words, in brackets; empty if there are none."""
     code, says = _CODE.search(text), _SAYS.search(text)
     parts = [str(_find_status(text) or ""), code[1] if code else ""]
     head = " ".join(part for part in parts if part)
@@ -196,7 +200,7 @@ ranges does not return the version of the object that they came from."""
 
 
 def open_url(url: str, options: Options | None) -> File:
-    """Opens an object. It is read from its store, or from a copy on disk if the options name a `cache_dir`."""
+    """Open an object. It is read from its store, or from a copy on disk if the options name a `cache_dir`."""
     settings = _check_options(options)
     file = _open_object(url, settings)
     folder = settings.get("cache_dir")
@@ -204,7 +208,7 @@ def open_url(url: str, options: Options | None) -> File:
 
 
 def _check_options(options: Options | None) -> dict[str, Any]:
-    """The options as a dict. Raises an error if one of our own options has a wrong value."""
+    """Return the options as a dict. Raise an error if one of our own options has a wrong value."""
     settings = dict(options or {})
     checks.not_negative(settings.get("retries", 0), "retries")
     timeout, folder, limit = (settings.get(name) for name in ("timeout_s", "cache_dir", "cache_bytes"))
@@ -236,7 +240,10 @@ def _open_object(url: str, settings: dict[str, Any]) -> File:
 
 
 def list_urls(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
-    """The URLs of objects whose names begin with a prefix. Objects in deeper folders are listed only if `deep`."""
+    """Return the URLs of objects whose names begin with a prefix.
+
+    Objects in deeper folders are listed only if `deep`.
+    """
     settings = _check_options(options)
     scheme = prefix.partition("://")[0]
     if scheme not in _OBJECT_STORES:
@@ -260,7 +267,7 @@ def list_urls(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
 
 
 def _is_folder_marker(store: Any, root: str, path: str, settings: dict[str, Any]) -> bool:
-    """Whether an empty object of a listing stands for a folder: an object of the listed name does not exist."""
+    """Return whether an empty object of a listing stands for a folder: an object of the listed name does not exist."""
     if path.endswith("_$folder$"):  # as Hadoop names them
         return True
     try:
@@ -271,7 +278,7 @@ def _is_folder_marker(store: Any, root: str, path: str, settings: dict[str, Any]
 
 
 def _split_url(url: str) -> tuple[str, str]:
-    """Splits a URL into its store and the name of an object in the store.
+    """Split a URL into its store and the name of an object in the store.
 
     The name of an object may contain any character. The path of a web address is decoded, because obstore encodes it
     again. If that would not restore the path, or if a query follows, the whole address is the store, and the name is
@@ -288,7 +295,7 @@ def _split_url(url: str) -> tuple[str, str]:
 
 
 def _freeze_options(settings: dict[str, Any]) -> str:
-    """The options as text, a key of the cache of stores: files with the same options share one store."""
+    """Return the options as text, a key of the cache of stores: files with the same options share one store."""
     kept = {key: value for key, value in settings.items() if not str(key).startswith("cache_")}
     odd = [f"{key!r} ({type(value).__name__})" for key, value in kept.items() if not _is_plain(value)]
     if odd:
@@ -341,7 +348,7 @@ _PREFIX = re.compile(r"^(aws|google|azure)_")
 
 
 def _take_client_options(settings: dict[str, Any], shown: str) -> dict[str, Any]:
-    """Takes the options of the connection out of `settings`, and returns them as obstore wants them."""
+    """Take the options of the connection out of `settings`, and return them as obstore wants them."""
     found = settings.pop("client_options", {})
     if not isinstance(found, dict):
         raise ValueError(
@@ -396,7 +403,7 @@ def _make_store(root: str, frozen: str, environment: tuple[tuple[str, str], ...]
 
 
 def request_with_retries(request: Callable[[], T], url: str, settings: dict[str, Any], deed: str = "read") -> T:
-    """The result of a request. If the connection breaks, the request is repeated, with growing pauses.
+    """Return the result of a request. If the connection breaks, the request is repeated, with growing pauses.
 
     obstore repeats most requests itself. It does not repeat those that may have been done, or whose answer ends early:
     this function repeats them, so `request` must be one that can be done twice. `deed` is the verb of the error
@@ -424,12 +431,15 @@ class _Requests:
         start_thread("bushel-requests", self.end, self._run)
 
     def ask(self, request: Callable[[], T]) -> tuple[T, BaseException | None]:
-        """The result of a request, or its error. If a signal handler raises here, do not use this object again."""
+        """Return the result of a request, or its error.
+
+        If a signal handler raises here, do not use this object again.
+        """
         self._asked.put(request)
         return self._answers.get()
 
     def end(self) -> None:
-        """Ends the thread after its present request."""
+        """End the thread after its present request."""
         self._asked.put(None)
 
     def _run(self) -> None:
@@ -442,7 +452,7 @@ _idle: _Requests | None = None
 
 
 def _call_interruptibly(request: Callable[[], T]) -> tuple[T, BaseException | None]:
-    """The result of a request, or its error. Raises what a signal handler raises, such as KeyboardInterrupt.
+    """Return the result of a request, or its error. Raise what a signal handler raises, such as KeyboardInterrupt.
 
     Python runs signal handlers in the main thread, but not while obstore waits. So in the main thread, another thread
     makes the request, and the main thread waits for it.
@@ -510,7 +520,10 @@ class _Object(File):
     def _read_parts(
         self, starts: Sequence[int], lengths: Sequence[int], convert: Callable[[Any], Any] = memoryview
     ) -> list[memoryview]:
-        """The bytes of these ranges. Each request's thread converts its answer, while other requests still wait."""
+        """Return the bytes of these ranges.
+
+        Each request's thread converts its answer, while other requests still wait.
+        """
         if not len(starts):
             return []
         for start, length in zip(starts, lengths):
@@ -530,7 +543,7 @@ class _Object(File):
         return [parts[number][place : place + length] for number, place, length in zip(which, places, lengths)]
 
     def _read_range(self, low: int, high: int) -> memoryview:
-        """The bytes of one range of the version that was opened."""
+        """Return the bytes of one range of the version that was opened."""
         if low == high:
             return memoryview(b"")
 
@@ -553,7 +566,7 @@ class _Object(File):
         return memoryview(data)
 
     def _check_version(self, meta: Any, cause: Exception | None = None) -> None:
-        """Raises an error if the object was replaced: its size differs, or its ETag, or (without ETag) its time."""
+        """Raise an error if the object was replaced: its size differs, or its ETag, or (without ETag) its time."""
         size, tags = meta["size"], _read_tags(meta)
         differ = next((tags[kind] != tag for kind, tag in self._tags.items() if kind in tags), False)
         if differ or size != self.size:
@@ -571,14 +584,14 @@ class _Object(File):
 
 
 def _read_tags(meta: Any) -> dict[str, str]:
-    """What the store says about the version of an object, the most reliable value first."""
+    """Return what the store says about the version of an object, the most reliable value first."""
     modified = meta.get("last_modified")  # obstore returns 1970 if there is no time
     tags = {"etag": meta.get("e_tag"), "time": modified.isoformat() if modified and modified.timestamp() else None}
     return {kind: tag for kind, tag in tags.items() if tag}
 
 
 def open_zarr_store(url: str, options: Options | None) -> Any:
-    """All objects below a URL as a store of the `zarr` package."""
+    """Return all objects below a URL as a store of the `zarr` package."""
     storage = import_package("zarr", "zarr", "Zarr stores").storage
     settings = _check_options(options)
     if url.partition("://")[0] in _OBJECT_STORES:

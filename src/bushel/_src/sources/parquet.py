@@ -39,12 +39,12 @@ _files: weakref.WeakKeyDictionary[Any, File] = weakref.WeakKeyDictionary()
 
 
 def remember_footer(parquet_file: Any, file: File) -> None:
-    """Remembers which file pyarrow has opened as `parquet_file`, for `check_sizes`."""
+    """Remember which file pyarrow has opened as `parquet_file`, for `check_sizes`."""
     _files[parquet_file] = file
 
 
 def check_sizes(parquet_file: Any, path: str, number: int, columns: Sequence[str] | None) -> None:
-    """Raises TooLarge if a column of a row group would take far more memory than it takes in the file.
+    """Raise TooLarge if a column of a row group would take far more memory than it takes in the file.
 
     Args:
       parquet_file: an open `pyarrow.parquet.ParquetFile`.
@@ -76,7 +76,7 @@ def _is_wanted(name: str, columns: Sequence[str] | None) -> bool:
 
 
 def _is_signed(parquet_file: Any) -> bool:
-    """Whether some columns may be encrypted: their footer is signed, so it is longer than its content.
+    """Return whether some columns may be encrypted: their footer is signed, so it is longer than its content.
 
     pyarrow ends the process if it is asked about the size of an encrypted column.
     """
@@ -91,7 +91,7 @@ _DECRYPT = "Pass decryption_properties to `ParquetIterDataset`, choose other col
 
 
 def open_parquet(file: File, settings: dict[str, Any]) -> Any:
-    """Opens a `pyarrow.parquet.ParquetFile`. Pages with checksums are compared with them."""
+    """Open a `pyarrow.parquet.ParquetFile`. Pages with checksums are compared with them."""
     parquet = import_package("pyarrow.parquet", "parquet", "Parquet files")
     place = as_stream(file) if is_url(file.name) else file.address
     try:
@@ -111,12 +111,12 @@ def open_parquet(file: File, settings: dict[str, Any]) -> Any:
 
 
 def get_group_lengths(file: Any) -> list[int]:
-    """The number of rows of each row group."""
+    """Return the number of rows of each row group."""
     return [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
 
 
 def read_group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> Any:
-    """Reads a row group as a table. The table is validated: strings are valid UTF-8, for example."""
+    """Read a row group as a table. The table is validated: strings are valid UTF-8, for example."""
     check_sizes(file, path, number, columns)
     try:
         found = file.read_row_group(number, columns=columns)
@@ -132,7 +132,7 @@ def read_group(file: Any, path: str, number: int, columns: Sequence[str] | None)
 
 
 def check_columns(file: Any, path: str, columns: Sequence[str] | None) -> None:
-    """Raises an error for columns that do not exist, which pyarrow would silently leave out."""
+    """Raise an error for columns that do not exist, which pyarrow would silently leave out."""
     schema = file.schema_arrow
     inner: set[str] = set(schema.names)
     for number in range(len(file.schema)):
@@ -308,7 +308,7 @@ class ParquetRecords:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read_blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
-        """The records from `low` to `high` - 1, in blocks."""
+        """Yield the records from `low` to `high` - 1, in blocks."""
         first, last = self._ends.searchsorted([low, high - 1], "right").tolist()
         for number in range(first, last + 1) if low < high else ():
             found = read_group(self._file, self._path, number, None)
@@ -336,7 +336,7 @@ class ParquetRecords:
             ]
 
     def _choose_dtype(self, field: Any) -> Any:
-        """The type of a column in a `tf.train.Example`: int64, float32, or object for bytes and text."""
+        """Return the type of a column in a `tf.train.Example`: int64, float32, or object for bytes and text."""
         types = import_package("pyarrow", "parquet", "Parquet files").types
         plain = get_storage_type(field.type)
         kind = plain.value_type if _is_list(plain) else plain
@@ -354,7 +354,7 @@ class ParquetRecords:
         )
 
     def _check_values(self, table: Any, begin: int) -> None:
-        """Raises an error for values that a record cannot hold."""
+        """Raise an error for values that a record cannot hold."""
         compute = import_package("pyarrow.compute", "parquet", "Parquet files")
         types = import_package("pyarrow", "parquet", "Parquet files").types
         for name, column in zip(table.schema.names, table.columns):

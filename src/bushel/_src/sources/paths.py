@@ -20,13 +20,13 @@ _FILE_OF_USER = re.compile(r"file://[^/]*(?:@|%40)", re.IGNORECASE)
 
 
 def is_url(path: Path) -> bool:
-    """Whether a path is a URL of a remote file. "file://" URLs are local."""
+    """Return whether a path is a URL of a remote file. "file://" URLs are local."""
     found = _URL.match(os.fspath(path))
     return found is not None and found.group(1) != "file"
 
 
 def expand_path(path: Path) -> str:
-    """A path as text: `file://` is removed, and `~` becomes the home folder. Other URLs stay unchanged."""
+    """Return a path as text: `file://` is removed, and `~` becomes the home folder. Other URLs stay unchanged."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
             f"A path is a str or an os.PathLike, got {redact.clean(repr(path))} of type {type(path).__name__}."
@@ -47,25 +47,27 @@ def expand_path(path: Path) -> str:
 
 
 def normalize_path(path: Path) -> str:
-    """A path as `expand_path` returns it. The scheme of a URL is made lowercase."""
+    """Return a path as `expand_path` returns it. The scheme of a URL is made lowercase."""
     text = expand_path(path)
     found = _URL.match(text)
     return text[: found.end()].lower() + text[found.end() :] if found else text
 
 
 def only_this_process_sees(path: Path) -> bool:
-    """Whether a path lies in the memory of this process, so that worker processes can neither read nor write it."""
+    """Return whether a path lies in the memory of this process, so that worker processes can neither read nor write
+    it.
+    """
     return os.fspath(path).lower().startswith("memory://")
 
 
 def paths_type_error(given: Any) -> TypeError:
-    """The error to raise for an argument that is neither a path nor a list of paths."""
+    """Return the error to raise for an argument that is neither a path nor a list of paths."""
     what = redact.clean(repr(given))
     return TypeError(f"paths must be a path or a list of paths, got {what} of type {type(given).__name__}.")
 
 
 def get_cache_folder() -> str:
-    """The folder for files that Bushel keeps between runs."""
+    """Return the folder for files that Bushel keeps between runs."""
     own = os.environ.get("BUSHEL_CACHE_DIR")
     if own and is_url(own):
         raise ValueError(

@@ -75,7 +75,7 @@ class _LineFile(RecordReader):
 
 
 def _check_encoding(file: File) -> None:
-    """Raises an error for UTF-16 and UTF-32: the bytes of a line end are parts of other characters there."""
+    """Raise an error for UTF-16 and UTF-32: the bytes of a line end are parts of other characters there."""
     begin = file.read(0, min(4, file.size))
     if begin.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")):
         raise ValueError(
@@ -133,13 +133,13 @@ class FixedRecords:
         return out[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
-        """The records at `indices` as one array. Each record is read directly into its row."""
+        """Return the records at `indices` as one array. Each record is read directly into its row."""
         out = memory.output((len(indices), *self._shape), self._dtype)
         self._source.read_into(indices, out)
         return Columns(out, len(indices))
 
     def element_spec(self) -> ShapeDtypeStruct:
-        """Shape and dtype of a record."""
+        """Return shape and dtype of a record."""
         return ShapeDtypeStruct(self._shape, self._dtype)
 
     def fingerprint(self) -> Any:
@@ -183,7 +183,7 @@ class FileDataSource:
         return self._read_file(self._paths[checks.integer(index, "index")])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        """The files at `indices`. Remote files are read at the same time, since each costs round trips."""
+        """Return the files at `indices`. Remote files are read at the same time, since each costs round trips."""
         paths = [self._paths[index] for index in checks.positions(indices, len(self)).tolist()]
         return list((map_in_threads if any(map(is_url, paths)) else map)(self._read_file, paths))
 
@@ -195,7 +195,9 @@ class FileDataSource:
         return [redact.object_name(path) for path in self._paths]
 
     def fingerprint_in_full(self) -> Any:
-        """The version of each file, for what is kept on disk: a request per file, which is too much for a state."""
+        """Return the version of each file, for what is kept on disk: a request per file, which is too much for a
+        state.
+        """
         versions = map_in_threads if any(map(is_url, self._paths)) else map
         return list(versions(lambda path: file_access.fingerprint_files([path], self._options), self._paths))
 

@@ -38,11 +38,11 @@ class RandomAccessDataSource(Protocol[T_co]):
     """
 
     def __len__(self) -> int:
-        """Returns the number of records."""
+        """Return the number of records."""
         ...
 
     def __getitem__(self, index: int, /) -> T_co:
-        """Returns the record at `index`, from 0 to len - 1. Must be thread-safe and deterministic.
+        """Return the record at `index`, from 0 to len - 1. Must be thread-safe and deterministic.
 
         A source may return objects that it keeps: the pipeline copies them before a function can write into them.
         """
@@ -50,7 +50,8 @@ class RandomAccessDataSource(Protocol[T_co]):
 
 
 def get_batch_reader(source: Any) -> Callable[[Any], Any] | None:
-    """A function that reads many records at once, given an int64 array; None if the source can only read one by one.
+    """Return a function that reads many records at once, given an int64 array; None if the source can only read one by
+    one.
 
     Sources outside this library get a list of Python ints, as PyTorch passes it. TFDS tests `if not indices`, which
     fails for an array; other sources look indices up in a dict, or test `isinstance(index, int)`.
@@ -68,7 +69,8 @@ def get_batch_reader(source: Any) -> Callable[[Any], Any] | None:
 
 
 def gives_new_records(source: Any) -> bool:
-    """Whether the class of a source says that each read returns new objects, which share no memory with anything else.
+    """Return whether the class of a source says that each read returns new objects, which share no memory with anything
+    else.
 
     The class itself must say so: a subclass may read in another way.
     """
@@ -110,27 +112,27 @@ class SequentialReader(Protocol):
     """The next records, if the reader has already read and checked them. Taking one is the same as `read(1)`."""
 
     def read(self, count: int) -> Any:
-        """Up to `count` records as a block (a list, or `Columns`). An empty block means the end."""
+        """Return up to `count` records as a block (a list, or `Columns`). An empty block means the end."""
         ...
 
     @overridable
     def skip(self) -> int:
-        """Skips the record at which the last `read` failed, or everything up to the next place where a record begins.
+        """Skip the record at which the last `read` failed, or everything up to the next place where a record begins.
 
         Returns the number of skipped records if it is known, and otherwise 1. Returns 0 if the reader cannot go on.
         """
         return 0
 
     def get_state(self) -> dict[str, Any]:
-        """The position as plain JSON data."""
+        """Return the position as plain JSON data."""
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a position that `get_state` has returned."""
+        """Move to a position that `get_state` has returned."""
         ...
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Close what is open."""
         ...
 
 
@@ -138,9 +140,9 @@ class SequentialSource(Protocol):
     """Records that can only be read in order. The source describes them; `open` opens the file."""
 
     def open(self) -> SequentialReader:
-        """A reader at the first record."""
+        """Return a reader at the first record."""
         ...
 
     def fingerprint(self) -> Any:
-        """A small, plain value that changes when the records change."""
+        """Return a small, plain value that changes when the records change."""
         ...

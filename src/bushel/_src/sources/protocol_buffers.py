@@ -13,7 +13,7 @@ from bushel._src.base.public import public
 
 
 def decode_varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
-    """Decodes the integer at `place`. Returns it and the index of the byte after it.
+    """Decode the integer at `place`. Return it and the index of the byte after it.
 
     >>> decode_varint(bytes([0xAC, 0x02, 0x07]), 0)
     (300, 2)
@@ -31,7 +31,7 @@ def decode_varint(data: bytes | memoryview, place: int) -> tuple[int, int]:
 
 
 def encode_varint(value: int) -> bytes:
-    """Encodes an integer in as few bytes as possible.
+    """Encode an integer in as few bytes as possible.
 
     >>> encode_varint(300).hex()
     'ac02'
@@ -45,7 +45,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varints(data: bytes | memoryview) -> tuple[np.ndarray, np.ndarray]:
-    """Decodes all integers of a buffer. Returns them as uint64, and the index of the byte after each.
+    """Decode all integers of a buffer. Return them as uint64, and the index of the byte after each.
 
     >>> values, ends = decode_varints(bytes([0xAC, 0x02, 0x07]))
     >>> values.tolist(), ends.tolist()
@@ -86,7 +86,7 @@ class Located(NamedTuple):
 
 @public("bushel.sources")
 def decode_example(record: bytes) -> dict[str, Any]:
-    """The features of a `tf.train.Example`: int64 and float32 arrays, and lists of bytes.
+    """Return the features of a `tf.train.Example`: int64 and float32 arrays, and list of bytes.
 
     >>> decode_example(encode_example({"x": [1, 2], "y": 0.5, "name": b"a"}))
     {'name': [b'a'], 'x': array([1, 2]), 'y': array([0.5], dtype=float32)}
@@ -101,7 +101,7 @@ def _decode_feature(record: bytes, feature: Located) -> Any:
 
 
 def slice_record(record: bytes, places: np.ndarray) -> list[bytes]:
-    """The parts of a record at `places`, which are rows of start and size.
+    """Return the parts of a record at `places`, which are rows of start and size.
 
     >>> slice_record(b"abcdef", np.array([[1, 2], [5, 1]]))
     [b'bc', b'f']
@@ -110,7 +110,7 @@ def slice_record(record: bytes, places: np.ndarray) -> list[bytes]:
 
 
 def locate_example(record: bytes) -> dict[str, Located]:
-    """The features of a `tf.train.Example`: its numbers, and the places of its byte strings, which are not read.
+    """Return the features of a `tf.train.Example`: its numbers, and the places of its byte strings, which are not read.
 
     >>> locate_example(encode_example({"x": [1, 2], "name": [b"a", b"bc"]}))["name"].places.tolist()
     [[16, 1], [19, 2]]
@@ -134,7 +134,7 @@ def locate_example(record: bytes) -> dict[str, Located]:
 
 
 def _parse_entry(record: bytes, place: int, low: int, high: int) -> tuple[str, Located]:
-    """Decodes one entry of the map of features: its name and its value."""
+    """Decode one entry of the map of features: its name and its value."""
     name, numbers, places = "", None, None
     for number, begin, end in _parse_fields(record, low, high):
         if number == 1:
@@ -149,7 +149,7 @@ def _parse_entry(record: bytes, place: int, low: int, high: int) -> tuple[str, L
 
 
 def _find_values(record: bytes, place: int, end: int) -> np.ndarray:
-    """The places of the values of a list of byte strings: goes from length to length."""
+    """Return the places of the values of a list of byte strings: goes from length to length."""
     found = array.array("q")
     while place < end:
         tag = record[place]
@@ -203,7 +203,7 @@ def _parse_fields(record: bytes, place: int, end: int) -> list[tuple[int, int, i
 
 @public("bushel.sources")
 def encode_example(features: Mapping[str, Any]) -> bytes:
-    """Encodes numbers, arrays (flattened), bytes, strings, and lists or arrays of these as a `tf.train.Example`.
+    """Encode numbers, arrays (flattened), bytes, strings, and lists or arrays of these as a `tf.train.Example`.
 
     Floats are rounded to float32, because a message has no other floats. Numbers beyond float32 or int64 are errors.
 

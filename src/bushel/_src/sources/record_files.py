@@ -36,7 +36,7 @@ class Reopened(abc.ABC):
 
     @abc.abstractmethod
     def _forget_open(self) -> None:
-        """Begins without open files: for a new object, or for one that comes out of a pickle."""
+        """Begin without open files: for a new object, or for one that comes out of a pickle."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in self._not_pickled}
@@ -59,7 +59,7 @@ class JoinedFiles(Reopened):
 
     @abc.abstractmethod
     def locate(self, index: int) -> tuple[int, int]:
-        """The number of the file that holds a record, and the record's position among those of the file."""
+        """Return the number of the file that holds a record, and the record's position among those of the file."""
 
     def __len__(self) -> int:
         return self._length
@@ -69,7 +69,7 @@ class JoinedFiles(Reopened):
 
 
 def name_files(paths: list[str]) -> str:
-    """A short text for several files: the name of the first one, and how many more there are.
+    """Return a short text for several files: the name of the first one, and how many more there are.
 
     >>> name_files(["/data/a.bagz", "/data/b.bagz"])
     'a.bagz and 1 more'
@@ -79,7 +79,7 @@ def name_files(paths: list[str]) -> str:
 
 
 def find_part(position: int, ends: np.ndarray) -> tuple[int, int]:
-    """The part that holds a record, and the record's position in that part.
+    """Return the part that holds a record, and the record's position in that part.
 
     Args:
       position: of the record among those of all parts.
@@ -111,7 +111,10 @@ def split_by_part(positions: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int
 def gather_from_parts(
     positions: np.ndarray, ends: np.ndarray, read: Callable[[int, np.ndarray], Block]
 ) -> list[Any] | Columns:
-    """The records at `positions` as one block. `read` gets the number of a part and positions in it, once per part."""
+    """Return the records at `positions` as one block.
+
+    `read` gets the number of a part and positions in it, once per part.
+    """
     numbers, within, rows = zip(*split_by_part(positions, ends))
     block = blocks.join([read(number, places) for number, places in zip(numbers, within)])
     back = np.argsort(np.concatenate(rows))
@@ -134,19 +137,19 @@ class RecordReader(abc.ABC):
 
     @abc.abstractmethod
     def read(self, position: int) -> bytes:
-        """Returns one record."""
+        """Return one record."""
 
     @abc.abstractmethod
     def read_many(self, positions: np.ndarray) -> list[bytes]:
-        """Returns many records, in the given order. Negative positions count from the end."""
+        """Return many records, in the given order. Negative positions count from the end."""
 
     @abc.abstractmethod
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
-        """Writes records of exactly `size` bytes into `rows`, one after the other."""
+        """Write records of exactly `size` bytes into `rows`, one after the other."""
 
 
 def copy_records(records: Sequence[bytes], rows: memoryview, size: int, name: str, positions: np.ndarray) -> None:
-    """Copies records into rows, for formats that cannot read directly into a row."""
+    """Copy records into rows, for formats that cannot read directly into a row."""
     for place, record in enumerate(records):
         if len(record) != size:
             raise ValueError(
@@ -181,7 +184,7 @@ class JoinedRecords(JoinedFiles):
 
     @abc.abstractmethod
     def _make_reader(self, file: File) -> RecordReader:
-        """Makes the reader of one file."""
+        """Make the reader of one file."""
 
     def _forget_open(self) -> None:
         self._lock = threading.Lock()
@@ -224,7 +227,7 @@ class JoinedRecords(JoinedFiles):
         return [[self._versions[number], start, stop] for number, (_, start, stop) in enumerate(self._shards)]
 
     def file(self, number: int) -> Self:
-        """The records of one file, as a source of its own. Opens no file."""
+        """Return the records of one file, as a source of its own. Open no file."""
         one = copy.copy(self)
         vars(one).update(
             _shards=[self._shards[number]],
@@ -245,7 +248,7 @@ class JoinedRecords(JoinedFiles):
         return (self._readers[number] or self._get_reader(number)).read(place + int(self._starts[number]))
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[bytes]:
-        """The records at `indices`, read together."""
+        """Return the records at `indices`, read together."""
         if len(self._ends) == 1:
             if self._length < self._totals[0]:
                 return self._get_reader(0).read_many(checks.positions(indices, self._length) + self._starts.item(0))
@@ -262,12 +265,12 @@ class JoinedRecords(JoinedFiles):
         return found
 
     def _read_part(self, part: tuple[int, np.ndarray, np.ndarray]) -> list[bytes]:
-        """The records of one file, for a part of `_split_by_file`."""
+        """Return the records of one file, for a part of `_split_by_file`."""
         number, positions, _ = part
         return self._get_reader(number).read_many(positions)
 
     def read_into(self, indices: Sequence[int] | np.ndarray, out: np.ndarray) -> None:
-        """Reads records directly into the rows of an array. Each record must have the size of a row."""
+        """Read records directly into the rows of an array. Each record must have the size of a row."""
         places = checks.positions(indices, self._length)
         if not out.flags.c_contiguous or out.dtype.hasobject or len(out) != len(places):
             raise ValueError(f"read_into needs a contiguous array of {len(places)} rows, got {out.dtype}{out.shape}.")
@@ -296,16 +299,16 @@ class JoinedRecords(JoinedFiles):
             yield from self.__getitems__(np.arange(low, min(low + 256, self._length)))
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The number of the file that holds a record, and the record's position among those of the file."""
+        """Return the number of the file that holds a record, and the record's position among those of the file."""
         return find_part(index, self._ends)
 
     def fingerprint(self) -> Any:
-        """Name, size and time (or ETag) of each file, and which part of it is read."""
+        """Return name, size and time (or ETag) of each file, and which part of it is read."""
         files = file_access.fingerprint_files(self._paths, self._options)
         return [[version, start, stop] for version, (_, start, stop) in zip(files, self._shards)]
 
     def close(self) -> None:
-        """Closes the files. A later read opens them again."""
+        """Close the files. A later read opens them again."""
         self._forget_open()
 
     def __enter__(self) -> Self:
@@ -326,7 +329,7 @@ Shard = tuple[str, int, int | None]
 
 
 def parse_shards(paths: Any, options: Options | None) -> list[Shard]:
-    """Parses paths, patterns, "file[3:7]" and TFDS's file instructions into tuples (path, start, stop)."""
+    """Parse paths, patterns, "file[3:7]" and TFDS's file instructions into tuples (path, start, stop)."""
     if isinstance(paths, (str, bytes, os.PathLike)) or _is_instruction(paths):
         paths = [paths]
     elif not isinstance(paths, Iterable):
@@ -350,7 +353,7 @@ def _is_instruction(path: Any) -> bool:
 
 
 def resolve_shard(shard: Shard, count: int) -> tuple[int, int]:
-    """The first record, and the one after the last, that a shard takes of a file with `count` records."""
+    """Return the first record, and the one after the last, that a shard takes of a file with `count` records."""
     path, start, stop = shard
     stop = count if stop is None else stop
     if not 0 <= start <= stop <= count:

@@ -23,7 +23,7 @@ class RecordWriter(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Completes the file."""
+        """Complete the file."""
 
 
 class ArrayRecordWriter(RecordWriter):

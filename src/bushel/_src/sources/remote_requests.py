@@ -26,7 +26,7 @@ because stores limit the speed of each connection."""
 
 
 def merge_ranges(starts: np.ndarray, lengths: np.ndarray) -> tuple[list[int], list[int], list[int]]:
-    """Merges ranges that are near each other. Returns starts and ends, and for each given range its merged one."""
+    """Merge ranges that are near each other. Return starts and ends, and for each given range its merged one."""
     order = np.argsort(starts, kind="stable")
     begins = starts[order]
     ends = begins + lengths[order]
@@ -41,7 +41,7 @@ def merge_ranges(starts: np.ndarray, lengths: np.ndarray) -> tuple[list[int], li
 
 
 def scatter(data: Any, buffers: Sequence[Any]) -> None:
-    """Copies bytes into writable buffers, one after the other."""
+    """Copy bytes into writable buffers, one after the other."""
     view = memoryview(data)
     for buffer, part in zip(buffers, _cut(view, buffers)):
         memoryview(buffer).cast("B")[:] = part
@@ -58,7 +58,10 @@ T = TypeVar("T")
 
 
 def get_threads(name: str, most: int) -> RequestThreads:
-    """The threads of this name in this process. After a fork, the threads of the parent do not exist in the child."""
+    """Return the threads of this name in this process.
+
+    After a fork, the threads of the parent do not exist in the child.
+    """
     return _make_threads(os.getpid(), name, most)
 
 
@@ -84,7 +87,7 @@ class RequestThreads:
         self._counting = threading.Lock()  # only the threads themselves take it
 
     def map(self, request: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-        """The results of `request` for each item, in order. Raises the error of the first item that has one."""
+        """Return the results of `request` for each item, in order. Raise the error of the first item that has one."""
         if not len(items):
             return []
         helpers = min(len(items), self._most)
@@ -155,5 +158,5 @@ class _SharedWork:
         return self._results
 
     def give_up(self) -> None:
-        """Lets no thread begin another item."""
+        """Let no thread begin another item."""
         self._rest.clear()

@@ -36,7 +36,7 @@ _NUMBERS = {"int": struct.Struct("<q"), "float": struct.Struct("<d"), "bool": st
 
 
 def infer_layout(element: Any, path: str = "the element") -> Layout:
-    """The layout of an element.
+    """Return the layout of an element.
 
     >>> infer_layout({"image": np.zeros((2, 2), np.uint8), "label": 3})
     {'dict': {'image': {'array': '|u1'}, 'label': 'int'}}
@@ -64,7 +64,7 @@ def infer_layout(element: Any, path: str = "the element") -> Layout:
 
 
 def _refuse_mask(value: Any, path: str) -> None:
-    """Raises an error for a masked array, of which only the data would be saved, without the mask."""
+    """Raise an error for a masked array, of which only the data would be saved, without the mask."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{path} is a masked array, whose mask cannot be saved: map it to an array with `x.filled(value)`, and "
@@ -81,7 +81,7 @@ def _show_dtype(dtype: np.dtype, path: str) -> str:
 
 
 def parse_dtype(text: str) -> np.dtype:
-    """The dtype that a layout names."""
+    """Return the dtype that a layout names."""
     try:
         return np.dtype(text)
     except TypeError:
@@ -91,7 +91,7 @@ def parse_dtype(text: str) -> np.dtype:
 
 
 def encode(element: Any, layout: Layout) -> bytes:
-    """Encodes an element as a record. Raises ValueError if the element has another layout.
+    """Encode an element as a record. Raise ValueError if the element has another layout.
 
     >>> decode(encode((1, "a"), {"tuple": ["int", "str"]}), {"tuple": ["int", "str"]})
     (1, 'a')
@@ -135,7 +135,7 @@ def _append(value: Any, layout: Layout, path: str, parts: list[bytes]) -> None:
 
 
 def _append_text(text: np.str_ | np.bytes_, parts: list[bytes]) -> None:
-    """Appends a text with the zeros at its end, which an array of it would not have."""
+    """Append a text with the zeros at its end, which an array of it would not have."""
     whole = whole_text(text)
     data = whole.encode("utf-32-le", "surrogatepass") if isinstance(whole, str) else whole
     parts += [_LENGTH.pack(len(data)), data]
@@ -162,7 +162,7 @@ def _mismatch_error(value: Any, path: str, expected: str) -> ValueError:
 
 
 def decode(record: bytes | memoryview, layout: Layout) -> Any:
-    """Decodes the element of a record."""
+    """Decode the element of a record."""
     reader = _RecordReader(memoryview(record))
     element = reader.read(layout)
     if reader.place != len(reader.data):
@@ -238,7 +238,7 @@ class _RecordReader:
 
 
 def check_layout(layout: Any, where: str) -> Layout:
-    """Checks a layout that was read from a file, and returns it."""
+    """Check a layout that was read from a file, and return it."""
     match layout:
         case "int" | "float" | "bool" | "str" | "bytes" | "None":
             return layout
@@ -264,7 +264,7 @@ _SHAPE = ".shape"
 
 
 def list_columns(layout: Layout, path: str | None = None) -> Iterator[tuple[str, Layout]]:
-    """The names of the columns of a layout, and the layout of each."""
+    """Yield the names of the columns of a layout, and the layout of each."""
     match layout:
         case {"dict": parts}:
             if path is None and not any(True for _ in _list_leaves(layout)):
@@ -330,7 +330,7 @@ class RowWriter:
         self._held_bytes = 0
 
     def write(self, element: Any) -> int:
-        """Writes an element. Returns the approximate number of bytes that it takes."""
+        """Write an element. Return the approximate number of bytes that it takes."""
         size = len(encode(element, self._layout))  # raises an error if the layout differs
         row: dict[str, Any] = {}
         for name, value in _iterate_values(element, self._layout):
@@ -372,7 +372,7 @@ class RowWriter:
             ) from None
 
     def close(self) -> None:
-        """Completes the file."""
+        """Complete the file."""
         if self._rows:
             self._flush()
         self._writer.close()
@@ -391,7 +391,7 @@ def _iterate_values(element: Any, layout: Layout, path: str | None = None) -> It
 
 
 def decode_row(row: dict[str, Any], layout: Layout, path: str | None = None) -> Any:
-    """Restores the element of a row."""
+    """Restore the element of a row."""
     if isinstance(layout, dict) and "dict" in layout:
         return {key: decode_row(row, part, _join(path, key)) for key, part in layout["dict"].items()}
     if layout == "None":
@@ -436,12 +436,12 @@ class Manifest:
     """How many elements failed and were left out."""
 
     def content(self) -> dict[str, Any]:
-        """The manifest as plain data. The caller writes it with a checksum."""
+        """Return the manifest as plain data. The caller writes it with a checksum."""
         return {"version": VERSION, **dataclasses.asdict(self)}
 
     @staticmethod
     def parse(data: bytes, where: str) -> Manifest:
-        """Parses and checks a manifest that was read from `where`. A manifest written by hand may lack a checksum."""
+        """Parse and check a manifest that was read from `where`. A manifest written by hand may lack a checksum."""
         content = checked_files.parse_json(data, where, needs_checksum=False)
         match content:
             case {
@@ -553,7 +553,7 @@ class SavedDataSource:
         return self.__getitems__([checks.position(index, len(self))])[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
-        """The elements at `indices`."""
+        """Return the elements at `indices`."""
         places = checks.positions(indices, len(self))
         records = blocks.rows_of(self._records.__getitems__(places)) if len(places) else []
         restore = decode_row if self._manifest.format == "parquet" else decode
@@ -568,7 +568,7 @@ class SavedDataSource:
             raise DamagedFile(f"Element {place} of {self!r} is damaged: {error}") from None
 
     def fingerprint(self) -> Any:
-        """The names, sizes and times of the files, for the identity in checkpoints."""
+        """Return the names, sizes and time of the files, for the identity in checkpoints."""
         return [] if isinstance(self._records, list) else self._records.fingerprint()
 
     def __repr__(self) -> str:

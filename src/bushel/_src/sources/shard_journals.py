@@ -38,12 +38,12 @@ class Journal:
     """A digest of what was converted, so that the same command knows that its work is done."""
 
     def encode(self) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of the file."""
         return checked_files.json_bytes({"version": VERSION, **dataclasses.asdict(self)})
 
     @staticmethod
     def parse(data: bytes, where: str) -> Journal:
-        """Parses and checks a journal that was read from `where`."""
+        """Parse and check a journal that was read from `where`."""
         match checked_files.parse_json(data, where):
             case {"version": int(version)} if version != VERSION:
                 raise DamagedFile(
@@ -64,12 +64,12 @@ def _is_plain_name(name: Any) -> bool:
 
 
 def make_mark() -> str:
-    """What a temporary name has after the final one. Each conversion has its own."""
+    """Return what a temporary name has after the final one. Each conversion has its own."""
     return f".{secrets.token_hex(6)}.part"
 
 
 def final_name(path: str) -> str:
-    """The final name of a shard that may still have its temporary name.
+    """Return the final name of a shard that may still have its temporary name.
 
     >>> final_name("data/c-00000-of-00002.bagz.0123456789ab.part")
     'data/c-00000-of-00002.bagz'
@@ -78,22 +78,22 @@ def final_name(path: str) -> str:
 
 
 def is_staged(path: str) -> bool:
-    """Whether a path is a temporary name of a shard."""
+    """Return whether a path is a temporary name of a shard."""
     return _STAGED.search(path) is not None
 
 
 def journal_name(target: str) -> str:
-    """The name of the journal of a target, such as "train.array_record"."""
+    """Return the name of the journal of a target, such as "train.array_record"."""
     return f".{target}{ENDING}"
 
 
 def is_journal(name: str) -> bool:
-    """Whether a file with this name is a journal."""
+    """Return whether a file with this name is a journal."""
     return name.startswith(".") and name.endswith(ENDING)
 
 
 def find_target(name: str) -> str | None:
-    """The target that a file is a shard of, or None.
+    """Return the target that a file is a shard of, or None.
 
     >>> find_target("train-00001-of-00008.array_record")
     'train.array_record'

@@ -51,7 +51,7 @@ _current: Limits | None = None
 
 @public("bushel.sources")
 def get_limits() -> Limits:
-    """The present limits of this process.
+    """Return the present limits of this process.
 
     They come from the environment variables BUSHEL_MAX_RECORD_BYTES, BUSHEL_MAX_IMAGE_PIXELS, BUSHEL_MAX_ARRAY_BYTES
     and BUSHEL_MAX_EXPANSION, which are read once, when a limit is first needed. `set_limits` changes them.
@@ -70,7 +70,7 @@ def set_limits(
     array_bytes: int | None = None,
     expansion: int | None = None,
 ) -> Limits:
-    """Changes some limits, for this process and for workers that start later. Returns the limits before the change.
+    """Change some limits, for this process and for workers that start later. Return the limits before the change.
 
     >>> before = set_limits(record_bytes=4 << 30)
     >>> get_limits().record_bytes
@@ -108,18 +108,21 @@ def _read_environment() -> Limits:
 
 
 def check_record(size: int) -> None:
-    """Raises TooLarge if a record of `size` bytes is beyond the limit. Call it before memory is allocated."""
+    """Raise TooLarge if a record of `size` bytes is beyond the limit. Call it before memory is allocated."""
     if size > get_limits().record_bytes:
         raise record_too_large(size)
 
 
 def record_too_large(size: int | None = None) -> TooLarge:
-    """The error to raise for a record of `size` bytes. None means that the size is unknown, but above the limit."""
+    """Return the error to raise for a record of `size` bytes.
+
+    None means that the size is unknown, but above the limit.
+    """
     return _bytes_too_large("record_bytes", size)
 
 
 def check_pixels(height: int, width: int) -> None:
-    """Raises TooLarge if an image is beyond the limit. Call it before the image is decoded."""
+    """Raise TooLarge if an image is beyond the limit. Call it before the image is decoded."""
     limit, pixels = get_limits().image_pixels, height * width
     if pixels > limit:
         raise TooLarge(
@@ -129,13 +132,13 @@ def check_pixels(height: int, width: int) -> None:
 
 
 def check_array(size: int) -> None:
-    """Raises TooLarge if an array of `size` bytes is beyond the limit."""
+    """Raise TooLarge if an array of `size` bytes is beyond the limit."""
     if size > get_limits().array_bytes:
         raise _bytes_too_large("array_bytes", size)
 
 
 def check_expansion(size: int, stored: int, rows: int) -> None:
-    """Raises TooLarge if data of `rows` rows would expand to more than is allowed. Call it before they are decoded.
+    """Raise TooLarge if data of `rows` rows would expand to more than is allowed. Call it before they are decoded.
 
     Args:
       size: how many bytes they take once decoded.

@@ -40,7 +40,7 @@ class FileFormat:
     """Whether a folder with such a name is one data set."""
 
     def load_source(self) -> Any:
-        """The class of the source."""
+        """Return the class of the source."""
         assert self.source is not None
         module, name = self.source
         return getattr(importlib.import_module(f"bushel._src.sources.{module}"), name)
@@ -79,7 +79,7 @@ _SHARD = re.compile(r"-[\d?*]+(-of-[\d?*]+)?$")
 
 
 def find_format(path: str) -> FileFormat | None:
-    """The format that the ending of a path or URL stands for; None if no format has this ending.
+    """Return the format that the ending of a path or URL stands for; None if no format has this ending.
 
     >>> [find_format(name).name for name in ("a.bag", "train.tfrecord-00000-of-00004", "https://host/x.csv.gz?token=1")]
     ['Bagz', 'TFRecord', 'lines of text']
@@ -89,7 +89,7 @@ def find_format(path: str) -> FileFormat | None:
 
 
 def find_ending(path: str) -> str:
-    """The ending of a path: the one that names its format, also before the number of a shard, or the last one.
+    """Return the ending of a path: the one that names its format, also before the number of a shard, or the last one.
 
     >>> [find_ending(name) for name in ("x.csv.gz", "train.tfrecord-00000-of-00004", "notes.md")]
     ['.csv.gz', '.tfrecord', '.md']
@@ -99,22 +99,22 @@ def find_ending(path: str) -> str:
 
 
 def is_whole_file(path: str) -> bool:
-    """Whether a file is one record: an image, a sound, a video, or a JSON document."""
+    """Return whether a file is one record: an image, a sound, a video, or a JSON document."""
     return redact.remove_query(path).lower().endswith(_WHOLE_FILES)
 
 
 def is_array_file(found: FileFormat) -> bool:
-    """Whether the files of a format hold arrays that are loaded one file at a time."""
+    """Return whether the files of a format hold arrays that are loaded one file at a time."""
     return found.source == _ARRAYS
 
 
 def list_endings(*, readable: bool = True) -> list[str]:
-    """The endings of all formats, or of those that are read by position."""
+    """Return the endings of all formats, or of those that are read by position."""
     return [ending for one in FORMATS if one.source is not None or not readable for ending in one.endings]
 
 
 def choose_files(names: Iterable[str]) -> tuple[list[FileFormat], list[str]]:
-    """The formats of the files in a folder, and the names of those to read.
+    """Return the formats of the files in a folder, and the names of those to read.
 
     Files of formats come first, then images, sounds and videos, then JSON documents: what lies beside them is left out.
 
@@ -137,7 +137,9 @@ def choose_files(names: Iterable[str]) -> tuple[list[FileFormat], list[str]]:
 
 
 def _find_store(name: str) -> str | None:
-    """The path up to the first folder that is a data set of its own, such as "data/a.zarr"; None if there is none."""
+    """Return the path up to the first folder that is a data set of its own, such as "data/a.zarr"; None if there is
+    none.
+    """
     parts = name.split("/")
     for count in range(1, len(parts)):
         found = find_format(parts[count - 1])
@@ -158,7 +160,8 @@ _WITH_COLUMNS = ("Parquet", "Arrow", "HDF5", "Zarr", "Lance", "NumPy archive", "
 
 
 def find_folder_files(path: str, options: Options | None) -> tuple[FileFormat | None, list[str]]:
-    """The format of the files in a folder and in its folders, and the files; None for images and other whole files.
+    """Return the format of the files in a folder and in its folders, and the files; None for images and other whole
+    files.
 
     Raises:
       ValueError: if there are no files that Bushel reads, or files of several formats.
@@ -174,7 +177,7 @@ def find_folder_files(path: str, options: Options | None) -> tuple[FileFormat | 
 def open_files(
     found: FileFormat | None, paths: Sequence[str], columns: Sequence[str] | None, options: Options | None
 ) -> RandomAccessDataSource[Any]:
-    """The source of files or patterns of one format; None is the format of images and other whole files."""
+    """Return the source of files or patterns of one format; None is the format of images and other whole files."""
     if found is not None and found.source is None:
         raise UnknownFormat(
             f"{redact.show(paths[0])} is a file of the format {found.name}, which can only be read in order. Write "
@@ -221,7 +224,7 @@ class ArrayFiles:
 
 
 def explain_folder(folder: str, names: Sequence[str]) -> ValueError:
-    """The error to raise for a folder whose files cannot be read together."""
+    """Return the error to raise for a folder whose files cannot be read together."""
     known = sorted({_get_ending(name, found) for name in names if (found := find_format(name)) is not None})
     if len(known) > 1:
         return ValueError(
@@ -238,7 +241,7 @@ def explain_folder(folder: str, names: Sequence[str]) -> ValueError:
 
 
 def _get_ending(name: str, found: FileFormat) -> str:
-    """The ending of a name: ".parquet", ".jsonl.gz", and ".tfrecord*" of a shard."""
+    """Return the ending of a name: ".parquet", ".jsonl.gz", and ".tfrecord*" of a shard."""
     lowered = name.rstrip("/").lower()
     fitting = [ending for ending in found.endings if lowered.endswith(ending)]
     return max(fitting, key=len) if fitting else f"{found.endings[0]}*"
@@ -264,7 +267,7 @@ def open(
     split: str | None = None,
     storage_options: Options | None = None,
 ) -> RandomAccessDataSource[Any]:
-    """Opens a file, a pattern or a folder with the source of its format, which the ending or the folder's files show.
+    """Open a file, a pattern or a folder with the source of its format, which the ending or the folder's files show.
 
     This opens all that `bushel inspect` reads, but for files that can only be read in order (`.tar`, `.tfrecord.gz`).
     The records of a folder that `ds.save` wrote are the saved elements. Those of a data set of TFDS or RLDS are the
@@ -296,7 +299,7 @@ def open(
 
 
 def _open_episodes(text: str, split: str | None, options: Options | None) -> RandomAccessDataSource[Any] | None:
-    """The source of a data set of robots; None if there is none at the path, or one that TFDS has prepared."""
+    """Return the source of a data set of robots; None if there is none at the path, or one that TFDS has prepared."""
     if file_exists(join_path(text, MANIFEST), options) or file_exists(join_path(text, "dataset_info.json"), options):
         return None
     module = importlib.import_module(_EPISODES)
@@ -325,7 +328,7 @@ def open_records(
     split: str | None = None,
     options: Options | None = None,
 ) -> RandomAccessDataSource[Any]:
-    """The same as `open`, for what is not a data set of robots."""
+    """Return the same as `open`, for what is not a data set of robots."""
     found = find_format(text)
     whole = found is None and is_whole_file(text)
     if found is None and not whole and file_exists(join_path(text, HUGGING_FACE), options):
@@ -352,7 +355,7 @@ def open_records(
 
 
 def _refuse_unfinished(text: str, files: Sequence[str], options: Options | None) -> None:
-    """Raises an error for a folder that `ds.save` has not completed: without its manifest, files are mere bytes."""
+    """Raise an error for a folder that `ds.save` has not completed: without its manifest, files are mere bytes."""
     if file_exists(join_path(text, PROGRESS), options) or any(map(_SAVED.search, files)):
         raise UnknownFormat(
             f"{redact.show(text)} has files of `ds.save`, but no {MANIFEST}: the saving was interrupted. Run the "
@@ -373,7 +376,7 @@ def _refuse(text: str, name: str, value: Any) -> None:
 
 
 def _open_hugging_face(text: str, columns: Sequence[str] | None, options: Options | None) -> Any:
-    """The records in a folder of `save_to_disk`. Its `state.json` names the Arrow files in their order."""
+    """Return the records in a folder of `save_to_disk`. Its `state.json` names the Arrow files in their order."""
     path = join_path(text, HUGGING_FACE)
     file = file_access.open_file(path, options)
     try:
@@ -390,7 +393,7 @@ def _open_hugging_face(text: str, columns: Sequence[str] | None, options: Option
 
 
 def _explain_splits(text: str, options: Options | None) -> str:
-    """Why a folder with several splits of Hugging Face datasets is not one data set."""
+    """Return why a folder with several splits of Hugging Face datasets is not one data set."""
     shown = redact.show(text)
     content = file_access.open_file(join_path(text, _HUGGING_FACE_SPLITS), options)
     try:
@@ -402,7 +405,7 @@ def _explain_splits(text: str, options: Options | None) -> str:
 
 
 def _explain_unknown(text: str) -> str:
-    """Why a path cannot be opened, with the call that opens what is there."""
+    """Return why a path cannot be opened, with the call that opens what is there."""
     shown = redact.show(text)
     if re.fullmatch(r"[\w-]+(/[\w.-]+)?", text) and not os.path.exists(text):
         return (

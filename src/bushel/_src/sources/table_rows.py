@@ -57,14 +57,14 @@ class ArrowRows:
                 self._numbers = False
 
     def row(self, place: int) -> dict[str, Any]:
-        """One record."""
+        """Return one record."""
         return {
             name: column[place] if isinstance(column, np.ndarray) else _take_objects(column, [place])[0]
             for name, column in self._columns.items()
         }
 
     def take(self, places: np.ndarray) -> Block:
-        """Many records: as columns if all values are numbers, otherwise as rows."""
+        """Return many records: as columns if all values are numbers, otherwise as rows."""
         if self._numbers:
             return Columns({name: column[places] for name, column in self._columns.items()}, len(places))
         parts = [
@@ -76,7 +76,8 @@ class ArrowRows:
 
 
 def to_storage(column: Any) -> Any:
-    """A column without extension types that a Python package has registered: the plain values that lie in the file.
+    """Return a column without extension types that a Python package has registered: the plain values that lie in the
+    file.
 
     `import datasets` registers such types, for arrays of two or more dimensions. What a file holds must not depend on
     which packages the program has imported. The extension types of pyarrow itself stay as they are.
@@ -86,7 +87,7 @@ def to_storage(column: Any) -> Any:
 
 
 def get_storage_type(kind: Any) -> Any:
-    """The type of `to_storage` of a column of this type."""
+    """Return the type of `to_storage` of a column of this type."""
     arrow = import_package("pyarrow", "parquet", "Parquet and Arrow files")
     types = arrow.types
     if isinstance(kind, arrow.ExtensionType):
@@ -105,7 +106,7 @@ def get_storage_type(kind: Any) -> Any:
 
 
 def _make_takeable(column: Any, name: str, path: str) -> Any:
-    """A column, cast if needed to a type of which pyarrow can take rows."""
+    """Return a column, cast if needed to a type of which pyarrow can take rows."""
     arrow = import_package("pyarrow", "parquet", "Parquet and Arrow files")
     kind = str(column.type)
     try:
@@ -124,7 +125,7 @@ def _make_takeable(column: Any, name: str, path: str) -> Any:
 
 
 def _nulls_to_none(column: Any, boolean: bool) -> np.ndarray:
-    """Integers or booleans as NumPy scalars, nulls as None."""
+    """Return integers or booleans as NumPy scalars, nulls as None."""
     found = np.empty(len(column), object)
     found[:] = list(column.fill_null(False if boolean else 0).to_numpy(zero_copy_only=False))
     found[column.is_null().to_numpy(zero_copy_only=False)] = None
@@ -136,7 +137,7 @@ def _take_objects(column: Any, places: Any) -> np.ndarray:
 
 
 def to_array(column: Any) -> np.ndarray:
-    """A column as an array, as `to_numpy` returns it. Lists in it, also nested ones, become writable arrays."""
+    """Return a column as an array, as `to_numpy` returns it. Lists in it, also nested ones, become writable arrays."""
     found = column.to_numpy(zero_copy_only=False)
     if found.dtype == object and import_package("pyarrow", "parquet", "Arrow files").types.is_nested(column.type):
         for place, value in enumerate(found):
@@ -159,7 +160,7 @@ UNREADABLE = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, 
 
 
 def check_names(path: str, schema: Any, inner: Iterable[str], columns: Sequence[str] | None) -> None:
-    """Raises an error if a wanted column does not exist, or if two columns have one name: a dict would lose one.
+    """Raise an error if a wanted column does not exist, or if two columns have one name: a dict would lose one.
 
     Fields of a column that is a struct are such names, too.
 
@@ -184,7 +185,7 @@ def check_names(path: str, schema: Any, inner: Iterable[str], columns: Sequence[
 
 
 def _check_fields(path: str, name: str, kind: Any) -> None:
-    """Raises an error if a struct in a column has two fields of one name."""
+    """Raise an error if a struct in a column has two fields of one name."""
     if hasattr(kind, "storage_type"):
         kind = kind.storage_type
     fields = [kind.field(number) for number in range(kind.num_fields)]
@@ -222,22 +223,22 @@ class TableSource(JoinedFiles):
 
     @abc.abstractmethod
     def _make_file_cache(self) -> Any:
-        """A new, empty container of open files."""
+        """Return a new, empty container of open files."""
 
     @abc.abstractmethod
     def _part_lengths(self, number: int) -> list[int]:
-        """The number of rows of each part of a file."""
+        """Return the number of rows of each part of a file."""
 
     @abc.abstractmethod
     def _read_part(self, number: int, part: int) -> Any:
-        """Decodes one part of a file. Any thread may call it."""
+        """Decode one part of a file. Any thread may call it."""
 
     def _forget_open(self) -> None:
         self._rows = _PartCache(self._cache_bytes, self._decode_part)
         self._files = self._make_file_cache()
 
     def _open_unchanged(self, number: int) -> File:
-        """Opens a file. Raises an error if it has changed since the source was made."""
+        """Open a file. Raise an error if it has changed since the source was made."""
         file = file_access.open_file(self._paths[number], self._options)
         version = file.version()
         if (was := self._versions.setdefault(number, version)) != version:
@@ -267,7 +268,7 @@ class TableSource(JoinedFiles):
         return self._rows(place).row(row)
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The rows at `indices`. Each part of a file that holds some of them is decoded once."""
+        """Return the rows at `indices`. Each part of a file that holds some of them is decoded once."""
         places = checks.positions(indices, self._length)
         if not len(places):
             return []
@@ -316,21 +317,21 @@ class MemoryTableSource(abc.ABC):
 
     @abc.abstractmethod
     def _read_row(self, place: int) -> dict[Any, Any]:
-        """One record. The caller may change it."""
+        """Return one record. The caller may change it."""
 
     @abc.abstractmethod
     def _read_rows(self, places: np.ndarray) -> Block:
-        """Many records. The caller may change them."""
+        """Return many records. The caller may change them."""
 
     def __getitem__(self, index: int) -> dict[Any, Any]:
         return self._read_row(checks.position(index, len(self)))
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The rows at `indices`."""
+        """Return the rows at `indices`."""
         return self._read_rows(checks.positions(indices, len(self)))
 
     def fingerprint(self) -> Any:
-        """The number of rows, and all values of a small table, or a sample of rows."""
+        """Return the number of rows, and all values of a small table, or a sample of rows."""
         if self._is_small():
             return [len(self), self.fingerprint_in_full()]
         places = np.unique(np.linspace(0, len(self) - 1, _SAMPLES).astype(np.int64)) if len(self) else []
@@ -338,11 +339,11 @@ class MemoryTableSource(abc.ABC):
 
     @abc.abstractmethod
     def _is_small(self) -> bool:
-        """Whether it costs little to compare all values."""
+        """Return whether it costs little to compare all values."""
 
     @abc.abstractmethod
     def fingerprint_in_full(self) -> Any:
-        """All values, for what is kept on disk."""
+        """Return all values, for what is kept on disk."""
 
 
 @in_states("arrow_table")
@@ -431,7 +432,7 @@ class PandasSource(MemoryTableSource):
 
 
 def _to_array(series: Any) -> np.ndarray:
-    """A column of a pandas frame as an array: of its own NumPy dtype (numbers, dates), otherwise of objects."""
+    """Return a column of a pandas frame as an array: of its own NumPy dtype (numbers, dates), otherwise of objects."""
     if isinstance(series.dtype, np.dtype) and series.dtype != object:
         return series.to_numpy()
     values = series.to_numpy(dtype=object, copy=True)

@@ -71,35 +71,35 @@ class JsonEntry:
         return JsonEntry(self.value[key], self.file, place[:300], self.depth + 1)
 
     def __contains__(self, key: str) -> bool:
-        """Whether a JSON object has an entry of this name that is not null."""
+        """Return whether a JSON object has an entry of this name that is not null."""
         return self._check_type(dict, "an object").get(key) is not None
 
     def __getitem__(self, key: str) -> JsonEntry:
-        """An entry that a JSON object must have."""
+        """Return an entry that a JSON object must have."""
         if key not in self:
             known = ", ".join(map(repr, list(self.value)[:10])) or "none"
             raise damaged_json_error(f"{self.where} must have an entry {key!r}, but has {known[:300]}.")
         return self._get_entry(key)
 
     def get(self, key: str) -> JsonEntry | None:
-        """An entry that a JSON object may have; None without it."""
+        """Return an entry that a JSON object may have; None without it."""
         return self._get_entry(key) if key in self else None
 
     def items(self) -> Iterator[tuple[str, JsonEntry]]:
-        """The entries of a JSON object."""
+        """Yield the entries of a JSON object."""
         for key in self._check_type(dict, "an object"):
             yield key, self._get_entry(key)
 
     def list(self) -> list[JsonEntry]:
-        """The entries of a list."""
+        """Return the entries of a list."""
         return [self._get_entry(number) for number in range(len(self._check_type(list, "a list")))]
 
     def text(self) -> str:
-        """The value as a text."""
+        """Return the value as a text."""
         return self._check_type(str, "a text")
 
     def integer(self, low: int = 0) -> int:
-        """The value as an integer, `low` or above. TFDS writes some integers as texts."""
+        """Return the value as an integer, `low` or above. TFDS writes some integers as texts."""
         value = self.value
         if isinstance(value, str) and _INTEGER.fullmatch(value):
             value = int(value)
@@ -111,7 +111,7 @@ class JsonEntry:
 
 
 def damaged_json_error(sentence: str) -> DamagedFile:
-    """The error to raise for a wrong value in a JSON file. The sentence says what is wrong, and where."""
+    """Return the error to raise for a wrong value in a JSON file. The sentence says what is wrong, and where."""
     return DamagedFile(f"{sentence} Was the file copied in full, and did TFDS write it?")
 
 
@@ -121,7 +121,7 @@ def _shorten(value: Any) -> str:
 
 
 def read_json(path: str, options: Options | None) -> JsonEntry:
-    """Reads a JSON file, local or remote, whose content must be an object."""
+    """Read a JSON file, local or remote, whose content must be an object."""
     file = file_access.open_file(path, options)
     if file.size > _LARGEST_FILE:
         raise DamagedFile(f"{file.name} has {file.size} bytes, which is too much for a description of a data set.")
@@ -136,7 +136,7 @@ def read_json(path: str, options: Options | None) -> JsonEntry:
 
 
 def split_entries(info: JsonEntry) -> dict[str, JsonEntry]:
-    """The splits that a `dataset_info.json` describes, by name."""
+    """Return the splits that a `dataset_info.json` describes, by name."""
     splits = info.get("splits")
     found: dict[str, JsonEntry] = {}
     for entry in splits.list() if splits else ():
@@ -148,13 +148,13 @@ def split_entries(info: JsonEntry) -> dict[str, JsonEntry]:
 
 
 def shard_lengths(split: JsonEntry) -> list[int]:
-    """The number of examples in each file of a split."""
+    """Return the number of examples in each file of a split."""
     lengths = split.get("shardLengths")
     return [entry.integer() for entry in lengths.list()] if lengths else []
 
 
 def shard_names(dataset: str, split: JsonEntry, kind: str) -> list[str]:
-    """The names of the files of a split, relative to the folder of the data set."""
+    """Return the names of the files of a split, relative to the folder of the data set."""
     count = len(shard_lengths(split))
     given = split.get("filepathTemplate")
     template = given.text() if given else ""
@@ -179,7 +179,7 @@ def shard_names(dataset: str, split: JsonEntry, kind: str) -> list[str]:
 
 
 def _parse_template(template: str, entry: JsonEntry) -> list[tuple[str, str]]:
-    """Parses a template into pairs: a text, and the name of the field after it. Fields may have no format."""
+    """Parse a template into pairs: a text, and the name of the field after it. Fields may have no format."""
     known = ("DATASET", "SPLIT", "FILEFORMAT", "SHARD_X_OF_Y", "SHARD_INDEX", "NUM_SHARDS")
     try:
         pieces = list(string.Formatter().parse(template))
@@ -195,13 +195,13 @@ def _parse_template(template: str, entry: JsonEntry) -> list[tuple[str, str]]:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name is a relative path inside a folder: without "..", not absolute, and not a pattern."""
+    """Return whether a name is a relative path inside a folder: without "..", not absolute, and not a pattern."""
     parts = name.split("/")
     return 0 < len(name) < 1000 and not re.search(r"[*?\[\]\\\0]", name) and not {"", ".", "..", "~"} & set(parts)
 
 
 def tensor_shape(spec: JsonEntry) -> tuple[int, ...]:
-    """The shape that an entry of `features.json` states; -1 for an axis of unknown length."""
+    """Return the shape that an entry of `features.json` states; -1 for an axis of unknown length."""
     shape = spec.get("shape")
     dimensions = shape.get("dimensions") if shape else None
     if dimensions is None:
@@ -218,7 +218,7 @@ def tensor_shape(spec: JsonEntry) -> tuple[int, ...]:
 
 
 def tensor_dtype(spec: JsonEntry) -> str:
-    """The dtype of an entry of `features.json`: "string", "object", or a numeric type."""
+    """Return the dtype of an entry of `features.json`: "string", "object", or a numeric type."""
     given = spec.get("dtype")
     name = given.text() if given else "float32"
     if name not in ("string", "object") and not _is_number_type(name):
@@ -239,7 +239,7 @@ def _is_number_type(name: str) -> bool:
 
 
 def tensor_encoding(spec: JsonEntry) -> str:
-    """How the arrays of an entry of `features.json` are stored: "none", "zlib" or "bytes"."""
+    """Return how the arrays of an entry of `features.json` are stored: "none", "zlib" or "bytes"."""
     given = spec.get("encoding")
     name = given.text().lower() if given else "none"
     if name not in _ENCODINGS:
@@ -250,7 +250,7 @@ def tensor_encoding(spec: JsonEntry) -> str:
 
 
 def get_feature_class(spec: JsonEntry) -> str:
-    """The name of the feature class in an entry of `features.json`, for error messages."""
+    """Return the name of the feature class in an entry of `features.json`, for error messages."""
     name = spec.get("pythonClassName")
     return name.text().rpartition(".")[2] if name else "?"
 
@@ -259,7 +259,7 @@ FORMATS: dict[str, type[JoinedRecords]] = {"array_record": ArrayRecordDataSource
 
 
 def get_only_split(path: Path, storage_options: Options | None = None) -> str:
-    """The name of the only split of a data set. Several splits, or none, are an error."""
+    """Return the name of the only split of a data set. Several splits, or none, are an error."""
     text = expand_path(path).rstrip("/")
     splits = list(split_entries(read_json(f"{text}/dataset_info.json", storage_options)))
     if len(splits) != 1:
@@ -325,7 +325,7 @@ class TFDSDataSource:
         return self._decode(index, self._records[index])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        """The examples at `indices`, read together."""
+        """Return the examples at `indices`, read together."""
         return [self._decode(index, record) for index, record in zip(indices, self._records.__getitems__(indices))]
 
     def _decode(self, index: int, record: bytes) -> dict[str, Any]:
@@ -341,7 +341,9 @@ class TFDSDataSource:
             ) from error
 
     def class_names(self) -> dict[str, list[str]]:
-        """The names of classes by the path of their feature, such as "label": of features that have a file of them."""
+        """Return the names of classes by the path of their feature, such as "label": of features that have a file of
+        them.
+        """
         features = read_json(f"{self._folder}/features.json", self._options)
         found = {}
         for path in _list_class_labels(features, ()):
@@ -361,7 +363,7 @@ class TFDSDataSource:
 
 
 def _list_class_labels(spec: JsonEntry, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The paths of the features that are numbers of classes."""
+    """Yield the paths of the features that are numbers of classes."""
     if "classLabel" in spec:
         yield path
     elif "featuresDict" in spec:
@@ -376,7 +378,7 @@ class FeatureDecoder(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, name: str, stored: dict[str, Any], rank: int) -> Any:
-        """Decodes the feature `name`, which is inside `rank` sequences."""
+        """Decode the feature `name`, which is inside `rank` sequences."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -453,7 +455,7 @@ class _Numbers(_Leaf):
 
 
 def _count_values(values: Any, shape: tuple[int, ...]) -> int:
-    """How many values of a shape are stored one after the other."""
+    """Return how many values of a shape are stored one after the other."""
     if -1 in shape:
         raise ValueError(f"it is a sequence of values of the unknown shape {shape}")
     return len(values) // max(1, math.prod(shape))
@@ -492,7 +494,7 @@ class _Image(_Leaf):
 
 
 def parse_feature(spec: JsonEntry, name: str) -> FeatureDecoder:
-    """The feature that an entry of `features.json` describes."""
+    """Return the feature that an entry of `features.json` describes."""
     if "featuresDict" in spec:
         entries = spec["featuresDict"].get("features")
         return _Dict(
@@ -520,7 +522,7 @@ def parse_feature(spec: JsonEntry, name: str) -> FeatureDecoder:
 
 
 def _parse_translation(spec: JsonEntry) -> FeatureDecoder:
-    """A text for each language; or, if the languages differ between examples, the languages and the texts."""
+    """Return a text for each language; or, if the languages differ between examples, the languages and the texts."""
     differ = spec.get("variableLanguagesPerExample")
     if differ is not None and differ.value:
         return _Dict({name: _Sequence(_ByteString(())) for name in ("language", "translation")})

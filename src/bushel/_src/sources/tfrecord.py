@@ -44,7 +44,7 @@ _FORMAT = 2  # version of the files of offsets; a part of their names
 
 
 def frame_record(record: bytes, crc32c: Checksum) -> bytes:
-    """A record with its length and checksums, as a file holds it."""
+    """Return a record with its length and checksums, as a file holds it."""
     length = struct.pack("<Q", len(record))
     return b"".join((length, struct.pack("<I", mask(crc32c(length))), record, struct.pack("<I", mask(crc32c(record)))))
 
@@ -84,7 +84,7 @@ class TFRecordDataSource(JoinedRecords):
     def read_parts(
         self, indices: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
     ) -> list[bytes]:
-        """Reads parts of records: of each record in `indices`, `sizes` bytes from `starts` on, and nothing else.
+        """Read parts of records: of each record in `indices`, `sizes` bytes from `starts` on, and nothing else.
 
         Parts are not compared with a checksum, because the checksum belongs to the whole record.
         """
@@ -114,7 +114,7 @@ class _TFRecordFile(RecordReader):
         return [self._unframe(position, part) for position, part in zip(positions.tolist(), data)]
 
     def read_parts(self, positions: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> list[bytes]:
-        """Parts of records, in the given order."""
+        """Return parts of records, in the given order."""
         room = self._sizes[positions] - HEADER - FOOTER
         outside = np.flatnonzero((starts < 0) | (sizes < 0) | (starts + sizes > room))
         if len(outside):
@@ -151,7 +151,7 @@ class _TFRecordFile(RecordReader):
 
 
 def _load_offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
-    """The offset of each record, and the end of the last one. Read from the cache folder if they are there."""
+    """Return the offset of each record, and the end of the last one. Read from the cache folder if they are there."""
     if file.size < _WORTH_KEEPING:
         return _scan_offsets(file, crc32c)
     name = os.path.abspath(file.name) if isinstance(file, LocalFile) else file.name
@@ -169,7 +169,7 @@ def _load_offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
 
 
 def _read_offsets(path: str, size: int) -> np.ndarray | None:
-    """The offsets that an earlier run has kept; None if there are none, or if their file is damaged."""
+    """Return the offsets that an earlier run has kept; None if there are none, or if their file is damaged."""
     try:
         data = checked_files.read_bytes(path)
     except OSError:
@@ -182,7 +182,7 @@ def _read_offsets(path: str, size: int) -> np.ndarray | None:
 
 
 def _scan_offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
-    """Finds the offsets of all records: goes from length to length through the whole file."""
+    """Find the offsets of all records: goes from length to length through the whole file."""
     bounds = array.array("q", [0])
     place, size = 0, file.size
     bar = Progress(f"offsets of {redact.base_name(file.name)}", size, unit="B", delay_s=1)
@@ -215,7 +215,7 @@ def _cut_short_error(file: File, record: int, length: int) -> DamagedFile:
 
 
 def length_error(name: str, record: int, beginning: bytes) -> DamagedFile:
-    """The error to raise for a length that does not match its checksum."""
+    """Return the error to raise for a length that does not match its checksum."""
     if beginning == b"\x1f\x8b" or beginning[:1] == b"\x78":
         return DamagedFile(
             f"{name} is compressed, so it can only be read in order: use TFRecordIterDataset, or convert it."
@@ -255,7 +255,7 @@ class _FileBytes(abc.ABC):
 
     @abc.abstractmethod
     def fill(self, start: int, wanted: int) -> bytes:
-        """Returns at least `wanted` bytes from byte `start` on, and fewer only at the end."""
+        """Return at least `wanted` bytes from byte `start` on, and fewer only at the end."""
 
 
 class _PlainBytes(_FileBytes):
@@ -304,7 +304,7 @@ class _InflatedBytes(_FileBytes):
         return self._ahead
 
     def _decompress_more(self) -> bytes | None:
-        """The next piece of the decompressed data, of bounded size; None at the end."""
+        """Return the next piece of the decompressed data, of bounded size; None at the end."""
         file = self._file
         if not self._waiting and not self._held_back:
             if self._read == file.size:
@@ -349,7 +349,7 @@ class TFRecordReader(SequentialReader):
         self._failure = failure  # the error of the record after these
 
     def _find_offset(self) -> int:
-        """Where the next record begins. The iterator knows how many records it has left."""
+        """Return where the next record begins. The iterator knows how many records it has left."""
         return self._bounds[-1 - operator.length_hint(self.at_hand)]
 
     def read(self, count: int) -> list[bytes]:
@@ -359,7 +359,7 @@ class TFRecordReader(SequentialReader):
         return rows
 
     def _read_window(self) -> bool:
-        """Reads the next window and cuts it into records. Returns False at the end."""
+        """Read the next window and cuts it into records. Return False at the end."""
         if self._failure is not None:
             raise self._failure
         start, self._after = self._bounds[-1], _GIVEN_UP
@@ -394,7 +394,7 @@ class TFRecordReader(SequentialReader):
         return True
 
     def _read_large_record(self, start: int, data: bytes) -> bytes:
-        """Reads the one record at `start`, which did not fit into the window."""
+        """Read the one record at `start`, which did not fit into the window."""
         where = self._describe_place(start)
         if len(data) < HEADER + FOOTER:
             raise DamagedFile(
@@ -424,13 +424,13 @@ class TFRecordReader(SequentialReader):
         return data
 
     def _count_good_lengths(self, data: bytes, bounds: np.ndarray) -> int:
-        """How many lengths, from the first on, match their checksums."""
+        """Return how many lengths, from the first on, match their checksums."""
         if self._crc32c is None:
             return len(bounds) - 1
         return _count_equal(compute_length_checksums(np.diff(bounds) - HEADER - FOOTER), data, bounds[:-1] + 8)
 
     def _count_good_records(self, records: list[bytes], data: bytes, places: np.ndarray) -> int:
-        """How many records, from the first on, match their checksums, which are at `places`."""
+        """Return how many records, from the first on, match their checksums, which are at `places`."""
         if self._crc32c is None:
             return len(records)
         found = np.fromiter(map(self._crc32c, records), np.uint32, len(records))
@@ -442,7 +442,10 @@ class TFRecordReader(SequentialReader):
         return f"{record}at byte {offset}"
 
     def _find_number(self, offset: int) -> int | None:
-        """The number of the record that begins at a byte. Unknown (None) after a restore: a state has only the byte."""
+        """Return the number of the record that begins at a byte.
+
+        Unknown (None) after a restore: a state has only the byte.
+        """
         place = bisect.bisect_left(self._bounds, offset)
         if offset == 0 or self._first is None or self._bounds[place : place + 1] != [offset]:
             return None if offset else 0
@@ -475,7 +478,7 @@ class TFRecordReader(SequentialReader):
 
 
 def _count_equal(checksums: np.ndarray, data: bytes, places: np.ndarray) -> int:
-    """How many checksums, from the first on, are equal to those at `places` of the data."""
+    """Return how many checksums, from the first on, are equal to those at `places` of the data."""
     if not len(places):
         return 0
     words = np.ndarray(len(data) - 3, "<u4", data, strides=(1,))  # a 4-byte number at every byte
@@ -484,13 +487,13 @@ def _count_equal(checksums: np.ndarray, data: bytes, places: np.ndarray) -> int:
 
 
 def _is_compressed(beginning: bytes) -> bool:
-    """Whether bytes begin like a gzip or zlib file."""
+    """Return whether bytes begin like a gzip or zlib file."""
     zlib_header = beginning[:1] == b"\x78" and int.from_bytes(beginning[:2], "big") % 31 == 0
     return beginning[:2] == b"\x1f\x8b" or zlib_header
 
 
 def _begins_with_length(beginning: bytes) -> bool:
-    """Whether bytes begin with a length and its checksum."""
+    """Return whether bytes begin with a length and its checksum."""
     if len(beginning) < HEADER:
         return False
     length, crc = np.frombuffer(beginning, "<u8", 1), np.frombuffer(beginning, "<u4", 1, offset=8)

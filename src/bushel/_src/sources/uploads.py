@@ -27,7 +27,7 @@ _WHOLE = {"abfs", "abfss", "adl", "az", "gcs", "gs", "oci", "oss", "s3", "s3a"}
 
 
 def check_address(url: str) -> None:
-    """Raises an error for addresses to which nothing can be written."""
+    """Raise an error for addresses to which nothing can be written."""
     if url.startswith(("http://", "https://")):
         raise ValueError(
             f"{redact.show(url)} cannot be written: web servers accept no files. Name a local folder, or a store such "
@@ -36,7 +36,7 @@ def check_address(url: str) -> None:
 
 
 def upload(path: str, url: str, options: Options | None) -> None:
-    """Copies a local file to a store. The file is read in parts, so a large file needs no more memory."""
+    """Copy a local file to a store. The file is read in parts, so a large file needs no more memory."""
     check_address(url)
     connected = object_stores.connect(url, options)
     if connected is None:
@@ -65,7 +65,7 @@ def upload(path: str, url: str, options: Options | None) -> None:
 
 
 def _find_version(store: Any, key: str, url: str, settings: dict[str, Any]) -> tuple[Any, ...] | None:
-    """The size, ETag and time of an object; None if it does not exist, or may not be read."""
+    """Return the size, ETag and time of an object; None if it does not exist, or may not be read."""
     try:
         found = object_stores.request_with_retries(lambda: store.head(key), url, settings)
     except (FileNotFoundError, PermissionError):
@@ -97,7 +97,7 @@ def _upload_by_driver(path: str, url: str, settings: dict[str, Any]) -> None:
 
 
 def rename(url: str, target: str, options: Options | None) -> None:
-    """Renames an object of a store: the store copies it, then the old object is removed."""
+    """Rename an object of a store: the store copies it, then the old object is removed."""
     connected = object_stores.connect(url, options)
     if connected is None:
         settings = dict(options or {})
@@ -121,7 +121,7 @@ def rename(url: str, target: str, options: Options | None) -> None:
 
 
 def _move(system: Any, old: str, new: str, url: str, settings: dict[str, Any]) -> None:
-    """Renames a file by a driver. If an answer was lost, and the file has its new name, the rename has succeeded."""
+    """Rename a file by a driver. If an answer was lost, and the file has its new name, the rename has succeeded."""
     tried = False
 
     def move() -> None:
@@ -149,7 +149,7 @@ def _copy_through_disk(file: File, target: str, options: Options | None) -> None
 
 
 def remove(urls: list[str], options: Options | None) -> None:
-    """Removes objects. Objects that do not exist are ignored."""
+    """Remove objects. Objects that do not exist are ignored."""
     for url in urls:
         connected = object_stores.connect(url, options)
         if connected is None:

@@ -27,7 +27,7 @@ from bushel._src.sources.protocol import SequentialReader
 
 
 def check_source(source: Any, what: str) -> None:
-    """Raises an error for an object without records by position. `what` begins the message, such as "A source"."""
+    """Raise an error for an object without records by position. `what` begins the message, such as "A source"."""
     name = type(source).__name__
     if _get_package(source) == "pyarrow" and hasattr(source, "to_table") and not hasattr(source, "__getitem__"):
         raise TypeError(
@@ -50,7 +50,7 @@ def check_source(source: Any, what: str) -> None:
 
 
 def _make_source(value: Any) -> str:
-    """What to write so that a value without records by position can be read."""
+    """Return what to write so that a value without records by position can be read."""
     if isinstance(value, (types.GeneratorType, types.FunctionType)):
         return (
             "Write `bushel.IterDataset.source(function)` for a function that returns a generator, or "
@@ -69,7 +69,7 @@ def _make_source(value: Any) -> str:
 
 
 def as_source(source: Any) -> Any:
-    """The rows of a table in memory as a source. Any other source is returned unchanged."""
+    """Return the rows of a table in memory as a source. Any other source is returned unchanged."""
     family, kind = _get_package(source), type(source).__name__
     if family not in ("pyarrow", "pandas", "polars"):
         return source
@@ -93,7 +93,7 @@ def _get_package(value: Any) -> str:
 
 
 def _check_labels(series: Any) -> None:
-    """Raises an error for a pandas Series whose labels are not its positions: `series[i]` looks up labels."""
+    """Raise an error for a pandas Series whose labels are not its positions: `series[i]` looks up labels."""
     index = series.index
     if not np.array_equal(np.asarray(index), np.arange(len(index))):
         shown = ", ".join(map(repr, index[:4].tolist()))
@@ -139,7 +139,7 @@ class IterableStream:
         return getattr(named, "__qualname__", type(named).__qualname__)
 
     def fingerprint(self) -> Any:
-        """The name, and the values of a sequence, or the repr of an object whose class defines one."""
+        """Return the name, and the values of a sequence, or the repr of an object whose class defines one."""
         if isinstance(self.iterable, (list, tuple, dict, str, bytes, range, np.ndarray)):
             return [self.name, self.iterable]
         if callable(self.iterable) or type(self.iterable).__repr__ is object.__repr__:
@@ -148,7 +148,7 @@ class IterableStream:
 
 
 def _check_resumable(stream: Any) -> None:
-    """Raises an error for a Hugging Face stream that shuffles in a buffer: its state does not contain the buffer."""
+    """Raise an error for a Hugging Face stream that shuffles in a buffer: its state does not contain the buffer."""
     left: list[Any] = [getattr(stream, "_ex_iterable", None)]
     while left:
         part = left.pop()
@@ -163,7 +163,7 @@ def _check_resumable(stream: Any) -> None:
 
 
 def _read_private(iterator: Iterator[Any], count: int) -> list[Any]:
-    """Reads up to `count` elements one by one, and copies those to which the iterable keeps a reference.
+    """Read up to `count` elements one by one, and copy those to which the iterable keeps a reference.
 
     One by one, because the iterable may write the next element into the same buffer.
     """

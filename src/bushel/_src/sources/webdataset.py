@@ -26,7 +26,7 @@ _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 
 def expand_braces(paths: Any) -> Any:
-    """Expands braces in paths, as webdataset does: "train-{000..009}.tar" becomes ten paths."""
+    """Expand braces in paths, as webdataset does: "train-{000..009}.tar" becomes ten paths."""
     if isinstance(paths, (str, os.PathLike)):
         return _expand(os.fspath(paths))
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
@@ -124,7 +124,7 @@ class WebDatasetReader(SequentialReader):
         return sample or None
 
     def _read_member(self, place: int) -> _Member | None:
-        """Reads the next member that is a file; None at the end mark."""
+        """Read the next member that is a file; None at the end mark."""
         long_name: str | None = None
         long_size: int | None = None
         while True:
@@ -156,7 +156,7 @@ class WebDatasetReader(SequentialReader):
             long_name = long_size = None
 
     def _parse_header(self, header: bytes, place: int) -> tuple[int, str, bytes]:
-        """The size, name and kind of a member."""
+        """Return the size, name and kind of a member."""
         try:
             stated = _parse_number(header[148:156].strip(b" \0") or b"0", 8)
             raw = header[124:136]
@@ -173,7 +173,7 @@ class WebDatasetReader(SequentialReader):
         return size, name, header[156:157]
 
     def _check_rest(self, place: int) -> None:
-        """Raises an error if data follows the end mark: stopping there would lose it silently."""
+        """Raise an error if data follows the end mark: stopping there would lose it silently."""
         while place < self._file.size:
             data = self._file.read(place, min(_WINDOW, self._file.size - place))
             zeros = len(data) - len(data.lstrip(b"\0"))
@@ -230,14 +230,14 @@ class WebDatasetReader(SequentialReader):
 
 
 def _parse_number(text: bytes, base: int) -> int:
-    """A number in a header: only digits. A negative size would lead back to members that were read before."""
+    """Return a number in a header: only digits. A negative size would lead back to members that were read before."""
     if not text.isdigit():
         raise ValueError(f"{text!r} is not a number")
     return int(text, base)
 
 
 def _parse_pax(text: bytes) -> dict[str, str]:
-    """Parses the lines "LENGTH key=value" of an extended header."""
+    """Parse the lines "LENGTH key=value" of an extended header."""
     found: dict[str, str] = {}
     place = 0
     while place < len(text):

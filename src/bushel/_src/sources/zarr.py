@@ -98,7 +98,7 @@ class ZarrFormat(ArrayFormat):
         return None if self._failures is None else self._failures.take_failure()
 
     def _check_orphans(self, watch: _Watch) -> None:
-        """Raises an error if a folder holds chunks, but no metadata: Zarr leaves such an array out without an error."""
+        """Raise an error if a folder holds chunks, but no metadata: Zarr leaves such an array out without an error."""
         for folder in sorted(watch.without_metadata):
             inside = self._call_guarded(lambda folder=folder: _list_folder(self._open_store(), folder))
             if any(map(_CHUNK.fullmatch, inside)):
@@ -111,7 +111,7 @@ class ZarrFormat(ArrayFormat):
         return redact.call_guarded(call, self.path, self.options)
 
     def _open_store(self) -> Any:
-        """The store as an object of the `zarr` package."""
+        """Return the store as an object of the `zarr` package."""
         if not is_url(self.path):
             return import_package("zarr.storage", "zarr", "Zarr stores").LocalStore(self.path, read_only=True)
         from bushel._src.sources import object_stores  # loaded when it is needed: most programs read local files
@@ -148,7 +148,7 @@ class ZarrFormat(ArrayFormat):
 
 
 def _list_arrays(group: Any, prefix: str = "") -> dict[str, Any]:
-    """All arrays of a Zarr group and of the groups inside it, by their paths."""
+    """Return all arrays of a Zarr group and of the groups inside it, by their paths."""
     arrays = {f"{prefix}{name}": array for name, array in group.arrays()}
     for name, inner in group.groups():
         arrays |= _list_arrays(inner, f"{prefix}{name}/")
@@ -177,7 +177,7 @@ class _Watch:
         self._blosc: tuple[str, ...] = ()
 
     def check(self, arrays: list[Any]) -> None:
-        """Raises an error if metadata of an array was read, but Zarr did not list the array.
+        """Raise an error if metadata of an array was read, but Zarr did not list the array.
 
         Zarr leaves out arrays whose metadata it cannot read. Without this check they would be missing without an error.
         """
@@ -188,7 +188,7 @@ class _Watch:
         self._blosc = tuple(f"{path}/" if path else "" for path in packed)
 
     def explain(self, error: Exception, key: str, deed: str) -> BaseException:
-        """The error to raise in place of an error of the store."""
+        """Return the error to raise in place of an error of the store."""
         if not is_url(self._path):
             return error
         from bushel._src.sources import object_stores
@@ -199,12 +199,12 @@ class _Watch:
         return self.failure
 
     def take_failure(self) -> BaseException | None:
-        """How the store has failed since the last call."""
+        """Return how the store has failed since the last call."""
         failure, self.failure = self.failure, None
         return failure
 
     def see(self, key: str, data: Any, whole: bool) -> None:
-        """Checks what was read under a key. `whole` says whether `data` is all of it, or a part."""
+        """Check what was read under a key. `whole` says whether `data` is all of it, or a part."""
         folder, _, name = key.rpartition("/")
         if name in (".zarray", "zarr.json"):
             if name == ".zarray" or _IS_ARRAY.search(data.to_bytes()):
@@ -218,12 +218,12 @@ class _Watch:
 
 
 def _uses_blosc(array: Any) -> bool:
-    """Whether a stored chunk is the direct output of Blosc: no other codec came after it."""
+    """Return whether a stored chunk is the direct output of Blosc: no other codec came after it."""
     return bool(array.compressors) and "Blosc" in type(array.compressors[-1]).__name__
 
 
 def _watch_store(store: Any, watch: _Watch) -> Any:
-    """A Zarr store that shows `watch` everything that is read from it, and its failures."""
+    """Return a Zarr store that shows `watch` everything that is read from it, and its failures."""
     storage = import_package("zarr.storage", "zarr", "Zarr stores")
     found: set[str] = set()  # the folders whose metadata were read
 

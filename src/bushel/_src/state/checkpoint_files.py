@@ -33,23 +33,23 @@ class AwaitingCreation(Protocol):
     """A folder that Orbax creates in the background."""
 
     async def await_creation(self) -> Folder:
-        """Waits until the folder exists, and returns its path."""
+        """Wait until the folder exists, and return its path."""
         ...
 
 
 def file_name() -> str:
-    """The name of the file of this process."""
+    """Return the name of the file of this process."""
     index, count = jax_process()
     return f"process_{index}-of-{count}.json"
 
 
 def as_text(state: Any) -> str:
-    """A state of an iterator as the text of its file."""
+    """Return a state of an iterator as the text of its file."""
     return state.decode() if isinstance(state, bytes) else json.dumps(state)
 
 
 def texts_of(iterator: Any) -> dict[str, str]:
-    """The texts of an iterator's files, by the names of the files."""
+    """Return the texts of an iterator's files, by the names of the files."""
     texts = {file_name(): as_text(iterator.get_state())}
     if getattr(iterator, "_has_shard_states", False):
         states = iterator.get_shard_states()
@@ -58,13 +58,13 @@ def texts_of(iterator: Any) -> dict[str, str]:
 
 
 def write(folder: Folder, texts: dict[str, str]) -> None:
-    """Writes the files of this process. Orbax renames the folder when all processes have written their files."""
+    """Write the files of this process. Orbax renames the folder when all processes have written their files."""
     for name, text in texts.items():
         (folder / name).write_text(text)
 
 
 def prepare(folder: Folder, iterator: Any, *, check: bool = True) -> Callable[[], None]:
-    """Reads the state of an iterator, and returns the function that restores it.
+    """Read the state of an iterator, and return the function that restores it.
 
     Raises ValueError where there is none. With `check=False` the function also restores the state of another pipeline.
     """
@@ -124,7 +124,7 @@ _SET_STATE = re.compile(r"check=False to set_(shard_)?states?\b")
 
 
 def _read_shards(folder: Folder, shard: ShardOptions) -> dict[int, Any] | None:
-    """The states of the shards that a host reads, by number.
+    """Return the states of the shards that a host reads, by number.
 
     None where the file of this process was saved by the same host of as many, or where no shard has a file: then that
     file is to be restored, which also holds the order in which the shards take turns.
@@ -142,7 +142,7 @@ def _read_shards(folder: Folder, shard: ShardOptions) -> dict[int, Any] | None:
 
 
 def read(folder: Folder, *, any_process: bool = False) -> str:
-    """The state of this process; of any, where it is the same on all of them and this one has none.
+    """Return the state of this process; of any, where it is the same on all of them and this one has none.
 
     Raises ValueError where there is none.
     """
@@ -179,7 +179,7 @@ def _text(path: Any) -> str:
 
 
 async def write_later(directory: AwaitingCreation, texts: dict[str, str]) -> None:
-    """Writes files whose texts were taken before, once their folder is there."""
+    """Write files whose texts were taken before, once their folder is there."""
     import asyncio  # whoever awaits this has loaded it; `import bushel` need not
 
     folder = await directory.await_creation()
@@ -187,7 +187,7 @@ async def write_later(directory: AwaitingCreation, texts: dict[str, str]) -> Non
 
 
 async def restore_later(directory: Folder, iterator: Any) -> None:
-    """Reads the state of an iterator in another thread, and restores it in this one."""
+    """Read the state of an iterator in another thread, and restores it in this one."""
     import asyncio
 
     restore = await asyncio.to_thread(prepare, directory, iterator)
@@ -220,12 +220,12 @@ class CheckpointHandler:
             prepare()
 
     def save(self, directory: Folder, item: Any = None, args: Any = None) -> None:
-        """Writes the state of an iterator into a folder."""
+        """Write the state of an iterator into a folder."""
         item = _find_iterator(item, args)
         write(directory, texts_of(item))
 
     def restore(self, directory: Folder, item: Any = None, args: Any = None, *, check: bool = True) -> Any:
-        """Restores an iterator, starts its prefetch, and returns it.
+        """Restore an iterator, starts its prefetch, and return it.
 
         Args:
           directory: the folder of the item in a checkpoint.
@@ -244,20 +244,23 @@ class CheckpointHandler:
         return item
 
     def structure(self, directory: Folder) -> None:
-        """Returns None: the state of an iterator holds no arrays."""
+        """Return None: the state of an iterator holds no arrays."""
 
     def metadata(self, directory: Folder) -> None:
-        """Returns None: all metadata is in the file of the state."""
+        """Return None: all metadata is in the file of the state."""
 
     def finalize(self, directory: Folder) -> None:
-        """Does nothing. Orbax calls it when all processes have written."""
+        """Do nothing. Orbax calls it when all processes have written."""
 
     def close(self) -> None:
-        """Does nothing: the handler holds no resources."""
+        """Do nothing: the handler holds no resources."""
 
     @classmethod
     def typestr(cls) -> str:
-        """The name of this handler in Orbax, which its checkpoints hold. It is a constant, wherever the class lies."""
+        """Return the name of this handler in Orbax, which its checkpoints hold.
+
+        It is a constant, wherever the class lies.
+        """
         return "bushel.checkpoint.CheckpointHandler"
 
 

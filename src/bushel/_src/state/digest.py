@@ -90,7 +90,7 @@ describe: list[Callable[[Any], Any]] = []
 
 
 def digest(*values: Any) -> str:
-    """A short hexadecimal digest of values, with everything that they hold, and of the functions among them.
+    """Return a short hexadecimal digest of values, with everything that they hold, and of the functions among them.
 
     A function counts with what it reads: functions, classes and values of the user's own modules, what those read, and
     so on. Installed libraries count by name.
@@ -104,7 +104,7 @@ whole_digest = digest
 def examine(
     *values: Any, sampled: bool = False, memo: Memo | None = None, name: str = "", class_of: type | None = None
 ) -> Examination:
-    """The digest of values, and what it has followed.
+    """Return the digest of values, and what it has followed.
 
     Args:
       *values: anything.
@@ -169,7 +169,7 @@ def _name_digest(name: str) -> str:
 
 
 def _key_digest(key: Any) -> str:
-    """The digest of a key of a mapping. Most keys are names, which come again and again."""
+    """Return the digest of a key of a mapping. Most keys are names, which come again and again."""
     return _name_digest(key) if type(key) is str else digest(key)
 
 
@@ -219,7 +219,7 @@ class _Reader:
     # Parts: what is followed by itself, so that a message can name it.
 
     def follow(self) -> None:
-        """Digests the parts that were met, and those that they meet."""
+        """Digest the parts that were met, and those that they meet."""
         while self._waiting or self._built:
             name, kind, job, may_run, folder = (self._waiting or self._built).popleft()
             sink = _Sink(name, may_run, folder)
@@ -227,7 +227,7 @@ class _Reader:
             self.parts.append(Dependency(name, kind, sink.hexdigest()))
 
     def guard(self, sink: _Sink, job: Job, what: str) -> None:
-        """Calls a job. Whatever an object's class does, a pipeline can run: what cannot be read counts by its type."""
+        """Call a job. Whatever an object's class does, a pipeline can run: what cannot be read counts by its type."""
         try:
             job(sink)
         except MemoryError:
@@ -236,7 +236,7 @@ class _Reader:
             self.miss(sink, what, f"reading it raises {type(error).__name__}")
 
     def refer(self, sink: _Sink, key: Any, kept: Any, name: str, kind: str, job: Job, *, may_run: bool = True) -> str:
-        """Puts the name of a part into a sink. The part itself is digested later, once."""
+        """Put the name of a part into a sink. The part itself is digested later, once."""
         label = self._labels.get(key)
         if label is None:
             number = self._counts[name] = self._counts.get(name, 0) + 1
@@ -248,13 +248,13 @@ class _Reader:
         return label
 
     def miss(self, sink: _Sink, value: Any, why: str) -> None:
-        """Notes that a value counts by its type only."""
+        """Note that a value counts by its type only."""
         kind = type(value).__qualname__
         _put(sink, "type", name_of(type(value)))
         self.unseen[sink.name or kind] = f"{kind}: {why}"
 
     def name_library(self, sink: _Sink, module: str, name: str) -> None:
-        """Puts the name of something of a library: its package and its own name, without private modules between."""
+        """Put the name of something of a library: its package and its own name, without private modules between."""
         top = module.partition(".")[0]
         text = f"{top.lstrip('_')}.{name}"
         _put(sink, "named", text)
@@ -266,13 +266,13 @@ class _Reader:
             self.outside.add(text)
 
     def name_class(self, sink: _Sink, kind: type) -> None:
-        """Puts the name of a class of a library into a sink; of a class of ours, its constant."""
+        """Put the name of a class of a library into a sink; of a class of ours, its constant."""
         self.name_library(sink, kind.__module__, name_of(kind))
 
     # Values.
 
     def feed(self, sink: _Sink, value: Any, depth: int) -> None:
-        """Puts a value into a sink. An object that cannot be read, whatever its class does, counts by its type."""
+        """Put a value into a sink. An object that cannot be read, whatever its class does, counts by its type."""
         try:
             self._feed(sink, value, depth)
         except (MemoryError, RecursionError):
@@ -384,7 +384,7 @@ class _Reader:
                 self.feed(sink, value.default_factory, depth + 1)
 
     def _some(self, sink: _Sink, values: Any, most: int) -> Any:
-        """The elements of a list that are digested: all of them, or samples."""
+        """Return the elements of a list that are digested: all of them, or samples."""
         if not self.sampled or len(values) <= most:
             return values
         self.were_sampled.append(sink.name)
@@ -403,7 +403,7 @@ class _Reader:
             self.feed(sink, value, depth + 1)
 
     def _is_plain(self, values: Any, folder: str) -> bool:
-        """Whether values are numbers and texts only, and not too many to read all of them."""
+        """Return whether values are numbers and texts only, and not too many to read all of them."""
         if self.sampled and len(values) > _FULL_PLAIN:
             return False
         kinds = set(map(type, values))
@@ -440,7 +440,7 @@ class _Reader:
         return _name_digest(key) if type(key) is str else self._digest_apart(key)
 
     def _digest_apart(self, value: Any) -> str:
-        """The digest of a value by itself, for values that have no order."""
+        """Return the digest of a value by itself, for values that have no order."""
         if type(value) in _PLAIN:
             return digest(value)
         found = examine(value, sampled=self.sampled, memo=self.memo)
@@ -611,7 +611,9 @@ class _Reader:
             self._read_import(sink, module, level, taken, names)
 
     def _resolve(self, sink: _Sink, names: dict[str, Any], name: str, rest: list[str]) -> tuple[str, tuple[Any, Any]]:
-        """The value at the end of a path of names, as far as it can be told without running anything of the user's."""
+        """Return the value at the end of a path of names, as far as it can be told without running anything of the
+        user's.
+        """
         value, key, path = names[name], (id(names), name), name
         while rest:
             holder = value
@@ -747,7 +749,7 @@ class _Reader:
                     self._note_construction(function, path)
 
     def _note_construction(self, function: types.FunctionType, path: tuple[str, ...]) -> None:
-        """Notes what a constructor reads that may still run. It is followed by name only, one step far."""
+        """Note what a constructor reads that may still run. It is followed by name only, one step far."""
         value = function.__globals__.get(path[0])
         if path[0] not in function.__globals__:
             text = f"builtins.{path[0]}"
@@ -881,7 +883,7 @@ class _Reader:
                 self.feed(sink, attributes[name], depth + 1)
 
     def _feed_reduced(self, sink: _Sink, value: Any, depth: int) -> None:
-        """Digests what pickle would keep of an object without attributes, such as a compiled pattern or a date."""
+        """Digest what pickle would keep of an object without attributes, such as a compiled pattern or a date."""
         try:
             reducer = copyreg.dispatch_table.get(type(value))
             reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
@@ -945,7 +947,9 @@ def _show_int(value: int) -> str:
 
 
 def _read_base(value: Any) -> Any:
-    """What a type written in C keeps for an object, or for one of a class that inherits from it; None if unknown."""
+    """Return what a type written in C keeps for an object, or for one of a class that inherits from it; None if
+    unknown.
+    """
     kind = type(value)
     if issubclass(kind, (io.BytesIO, io.StringIO)):
         base: Any = io.BytesIO if issubclass(kind, io.BytesIO) else io.StringIO
@@ -977,18 +981,21 @@ _CONTENTS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _find_inside(value: Any) -> list[Any]:
-    """The objects that an object written in C holds, but its type."""
+    """Return the objects that an object written in C holds, but its type."""
     return [inside for inside in gc.get_referents(value) if inside is not type(value)]
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether reading an object would consume it."""
+    """Return whether reading an object would consume it."""
     kind = type(value)
     return hasattr(kind, "__next__") and hasattr(kind, "__iter__")
 
 
 def _is_masked(value: Any) -> bool:
-    """Whether a value is a masked array. Before anyone has loaded numpy.ma, which takes 10 ms, no value can be one."""
+    """Return whether a value is a masked array.
+
+    Before anyone has loaded numpy.ma, which takes 10 ms, no value can be one.
+    """
     return "numpy.ma" in sys.modules and isinstance(value, np.ma.MaskedArray)
 
 
@@ -1020,7 +1027,7 @@ def _is_users_callable(value: Any) -> bool:
 
 
 def _is_found_by_name(value: Any) -> bool:
-    """Whether an object of a library is what its module has under its name, and was not made for the user.
+    """Return whether an object of a library is what its module has under its name, and was not made for the user.
 
     `functools.wraps` gives a wrapper the name and the module of the user's function. So the module must be a library's.
     """
@@ -1042,7 +1049,7 @@ def _read_attribute(value: Any, name: str) -> Any:
 
 
 def _has_plain_attribute(holder: Any, name: str) -> bool:
-    """Whether `holder.name` is an entry of its `__dict__`, and nothing runs when it is read."""
+    """Return whether `holder.name` is an entry of its `__dict__`, and nothing runs when it is read."""
     kind = type(holder)
     return (
         (kind is types.SimpleNamespace or kind.__getattribute__ is object.__getattribute__)
@@ -1053,7 +1060,9 @@ def _has_plain_attribute(holder: Any, name: str) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes that an object has, without running anything of its class; of ours, by the keys of states."""
+    """Return the attributes that an object has, without running anything of its class; of ours, by the keys of
+    states.
+    """
     kind = type(value)
     attributes = dict(value.__dict__) if isinstance(getattr(value, "__dict__", None), dict) else {}
     for base in kind.__mro__:
@@ -1076,14 +1085,14 @@ def _function_of(member: Any) -> Any:
 
 
 def _names_of_module(kind: type) -> dict[str, Any]:
-    """The names of the module of a class. A class of a script has a method or two that know them."""
+    """Return the names of the module of a class. A class of a script has a method or two that know them."""
     methods = [member for member in vars(kind).values() if isinstance(member, types.FunctionType)]
     loaded = sys.modules.get(kind.__module__)
     return methods[0].__globals__ if methods else {} if loaded is None else vars(loaded)
 
 
 def _folder_of(names: dict[str, Any]) -> str:
-    """The folder of a module with a separator after it; nothing if the module has no file."""
+    """Return the folder of a module with a separator after it; nothing if the module has no file."""
     file = names.get("__file__")
     if not isinstance(file, str):
         return ""
@@ -1100,7 +1109,7 @@ def _describe(value: Any) -> Any:
 
 
 def is_in_memory(value: Any) -> bool:
-    """Whether an object of a library is an array or a table in memory."""
+    """Return whether an object of a library is an array or a table in memory."""
     top = type(value).__module__.lstrip("_").partition(".")[0]
     if top in ("jax", "jaxlib", "numpy", "torch"):
         return hasattr(value, "__array__") and hasattr(value, "dtype")
@@ -1117,7 +1126,7 @@ def _is_table(value: Any, top: str) -> bool:
 
 
 def _take_samples(table: Any, top: str) -> Any:
-    """Some rows of a large table, for a sampled digest; the table itself if it is small."""
+    """Return some rows of a large table, for a sampled digest; the table itself if it is small."""
     if top == "pandas":
         size: Any = table.memory_usage()
         small, rows = np.sum(size) <= _FULL_BYTES, getattr(table, "iloc", table)
@@ -1132,7 +1141,7 @@ def _take_samples(table: Any, top: str) -> Any:
 
 
 def _read_table(value: Any, top: str) -> Any:
-    """The values of a table in memory of pandas, polars or pyarrow; None for anything else."""
+    """Return the values of a table in memory of pandas, polars or pyarrow; None for anything else."""
     if not _is_table(value, top):
         return None
     name = type(value).__name__
@@ -1163,7 +1172,9 @@ def _read_pandas(column: Any) -> list[Any]:
 
 
 def _read_arrow(column: Any) -> list[bytes]:
-    """The values of a column in Arrow's format, cut in pieces of one size, so that chunks and slices do not count."""
+    """Return the values of a column in Arrow's format, cut in pieces of one size, so that chunks and slices do not
+    count.
+    """
     import pyarrow  # the column is one of its objects
 
     pieces = []
@@ -1179,7 +1190,7 @@ def _read_arrow(column: Any) -> list[bytes]:
 
 
 def _to_numpy(value: Any) -> np.ndarray:
-    """An array of JAX or PyTorch in memory of this process."""
+    """Return an array of JAX or PyTorch in memory of this process."""
     if hasattr(value, "detach"):  # PyTorch
         value = value.detach().cpu().contiguous()
         try:

@@ -57,7 +57,7 @@ _MOST_DETAILS, _MOST_LETTERS = 24, 48
 
 
 def identify(node: Node) -> list[Any]:
-    """What a node is, as plain data: [call, digest of parameters, digest of functions, [identities of parents]].
+    """Return what a node is, as plain data: [call, digest of parameters, digest of functions, [identities of parents]].
 
     After the digest of the functions come names with a short digest each, so that a message can say what has changed.
     """
@@ -66,13 +66,13 @@ def identify(node: Node) -> list[Any]:
 
 
 def prepare(node: Node) -> None:
-    """Finds out the identity of a pipeline, unless that was done before. Call it before one of its functions runs."""
+    """Find out the identity of a pipeline, unless that was done before. Call it before one of its functions runs."""
     if _WHOLE not in vars(node):
         vars(node)[_WHOLE] = _identify(node, Memo(), set())
 
 
 def _copy(identity: list[Any]) -> list[Any]:
-    """A copy for a state, which belongs to the user."""
+    """Return a copy for a state, which belongs to the user."""
     return [*identity[:3], [_copy(parent) for parent in identity[3]]]
 
 
@@ -90,7 +90,7 @@ def _identify(node: Node, memo: Memo, described: set[str]) -> list[Any]:
 
 
 def freeze(node: Node, memo: Memo | None = None) -> None:
-    """Digests the functions of a pipeline, unless that was done before. Call it before one of them runs.
+    """Digest the functions of a pipeline, unless that was done before. Call it before one of them runs.
 
     A function may change what it closes over while it runs, and that is no part of an identity. A pipeline whose
     functions never run, and whose state nobody asks for, is never digested: building one is cheap.
@@ -109,7 +109,7 @@ def freeze(node: Node, memo: Memo | None = None) -> None:
 
 
 def identify_node(node: Node, memo: Memo | None = None) -> tuple[str, str, str]:
-    """The part of the identity that is the node's own, found out once and kept."""
+    """Return the part of the identity that is the node's own, found out once and kept."""
     known = vars(node).get(NODE_IDENTITY)
     if known is None:
         call, parameters, functions, examined = _identify_node(node, memo or Memo())
@@ -119,7 +119,7 @@ def identify_node(node: Node, memo: Memo | None = None) -> tuple[str, str, str]:
 
 
 def identify_in_full(node: Node, *, trust_source: bool, method: str) -> str:
-    """A digest of a pipeline for what is kept on disk: of its functions, and of all its data.
+    """Return a digest of a pipeline for what is kept on disk: of its functions, and of all its data.
 
     Raises a ValueError for a source that does not say what its data are, unless `trust_source`.
 
@@ -159,7 +159,7 @@ def _data_in_full(node: Node, parameters: str, memo: Memo, trust_source: bool, m
 
 
 def examine_all_data(node: Node, subject: Any, memo: Memo) -> tuple[Examination, str]:
-    """What `examine_data` says of the data of a node, or has said when something was kept on disk."""
+    """Return what `examine_data` says of the data of a node, or has said when something was kept on disk."""
     known = vars(node).get(_FULL_PART)
     return examine_data(subject, memo=memo) if known is None else known
 
@@ -175,7 +175,7 @@ def _is_function(name: str, value: Any) -> bool:
 
 
 def _identify_node(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Examination]]:
-    """The call, the digests of parameters and functions, and what they have seen."""
+    """Return the call, the digests of parameters and functions, and what they have seen."""
     if isinstance(node, SourceNode):
         data = examine(fingerprint(node.source), sampled=True, memo=memo, name="data")
         code = _examine_code_of_source(node.source, memo)
@@ -205,7 +205,7 @@ def _identify_node(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Exa
 
 
 def _identify_records(node: RecordStream, memo: Memo) -> tuple[str, str, str, dict[str, Examination]]:
-    """The part of records that are read in order. What a user's function or iterable does counts as code."""
+    """Return the part of records that are read in order. What a user's function or iterable does counts as code."""
     seen: dict[str, Examination] = {}
     iterable = getattr(node.source, "iterable", None)
     attributes = _list_attributes(iterable) if iterable is not None and not callable(iterable) else []
@@ -221,7 +221,7 @@ def _identify_records(node: RecordStream, memo: Memo) -> tuple[str, str, str, di
 
 
 def _examine_code_of_source(source: Any, memo: Memo) -> Examination | None:
-    """What the class of a user's own source does; None for a source of a library."""
+    """Return what the class of a user's own source does; None for a source of a library."""
     return examine(type(source), memo=memo) if is_users_code(type(source)) else None
 
 
@@ -235,7 +235,7 @@ _DETAIL = ";"
 
 
 def _with_details(functions: dict[str, Examination]) -> str:
-    """The digest of the functions of a node, then the name and a short digest of each thing that they reach."""
+    """Return the digest of the functions of a node, then the name and a short digest of each thing that they reach."""
     if not functions:
         return ""
     parts = [part for found in functions.values() for part in found.parts]
@@ -247,7 +247,9 @@ def _with_details(functions: dict[str, Examination]) -> str:
 
 
 def _list_changes(saved: str, current: str) -> str:
-    """What a message says of two digests of functions: the names of what has changed, as far as the state has them."""
+    """Return what a message says of two digests of functions: the names of what has changed, as far as the state has
+    them.
+    """
     old, new = (
         dict(text.rsplit("=", 1) for text in functions.split(_DETAIL)[1:] if "=" in text)
         for functions in (saved, current)
@@ -261,7 +263,7 @@ def _list_changes(saved: str, current: str) -> str:
 
 
 def fingerprint(source: Any) -> Any:
-    """What tells the data of a source from other data, without reading all of it."""
+    """Return what tells the data of a source from other data, without reading all of it."""
     own = getattr(source, "fingerprint", None)
     if callable(own):
         return [_name_source(source), own()]
@@ -285,7 +287,10 @@ def _name_source(source: Any) -> str:
 
 
 def _list_attributes(source: Any) -> list[Any]:
-    """The attributes of a source of the user's own that say what it gives. Handles may change while it is read."""
+    """Return the attributes of a source of the user's own that say what it gives.
+
+    Handle may change while it is read.
+    """
     if not is_users_code(type(source)):
         return []
     return [{name: _show_attribute(value) for name, value in attributes_of(source).items() if _is_said(value)}]
@@ -299,7 +304,7 @@ _OF_VALUES = {
 
 
 def _is_said(value: Any) -> bool:
-    """Whether an attribute of a source counts: a value in memory, a function, or an object of the user's own."""
+    """Return whether an attribute of a source counts: a value in memory, a function, or an object of the user's own."""
     kind = type(value)
     if value is None or is_iterator(value):  # None may be the place of a handle that is opened later
         return False
@@ -314,7 +319,7 @@ def _is_said(value: Any) -> bool:
 
 
 def _show_attribute(value: Any) -> Any:
-    """What stands for an attribute of a source: a source inside another one says itself what its data are."""
+    """Return what stands for an attribute of a source: a source inside another one says itself what its data are."""
     if callable(getattr(type(value), "fingerprint", None)):
         return [type(value), value.fingerprint()]
     node = _find_node(value)
@@ -322,7 +327,7 @@ def _show_attribute(value: Any) -> Any:
 
 
 def _find_node(value: Any) -> Node | None:
-    """The last operation of a dataset; None for anything else."""
+    """Return the last operation of a dataset; None for anything else."""
     if not any(base.__module__.partition(".")[0] == "bushel" for base in type(value).__mro__):
         return None
     node = getattr(value, "_node", None)
@@ -334,7 +339,7 @@ def _without_calls(identity: list[Any]) -> list[Any]:
 
 
 def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
-    """The digest of all data of a source, and why they cannot be known; an empty text if they can.
+    """Return the digest of all data of a source, and why they cannot be known; an empty text if they can.
 
     They are known from a `fingerprint()`, from values in memory, and from a class of the user's own whose attributes
     are values in memory, if its code reads nothing else.
@@ -392,12 +397,12 @@ _SMALL_BYTES = 4 << 20
 
 
 def is_hugging_face(source: Any) -> bool:
-    """Whether a source is a dataset of Hugging Face."""
+    """Return whether a source is a dataset of Hugging Face."""
     return type(source).__module__.partition(".")[0] == "datasets"
 
 
 def _read_hugging_face(dataset: Any, most_bytes: int | None = None) -> Any:
-    """The values of a Hugging Face dataset in memory, or the versions of its files; None if it is neither.
+    """Return the values of a Hugging Face dataset in memory, or the versions of its files; None if it is neither.
 
     With `most_bytes`, only the values of a table in memory that has no more.
     """
@@ -419,7 +424,9 @@ def _read_hugging_face(dataset: Any, most_bytes: int | None = None) -> Any:
 
 
 def _without_folders(value: Any, paths: str | list[Any] | tuple[Any, ...]) -> Any:
-    """What a source of files says of itself without the folders of the files: it stays the same when they move."""
+    """Return what a source of files says of itself without the folders of the files: it stays the same when they
+    move.
+    """
     names = [os.fspath(path) for path in ([paths] if isinstance(paths, str) else paths)]
     found = {name: os.path.basename(name) for name in names if os.path.dirname(name)}
     found |= {os.path.dirname(name): "" for name in found}
@@ -440,7 +447,7 @@ def _replace_texts(value: Any, pairs: list[tuple[str, str]]) -> Any:
 
 
 def list_differences(saved: Any, current: list[Any], *, same_python: bool) -> list[str]:
-    """Lines that say where a saved identity differs from the current one. An empty list if they are the same."""
+    """Return lines that say where a saved identity differs from the current one. An empty list if they are the same."""
     try:
         if saved == current:  # as a rule: a state is restored in the pipeline that wrote it
             return []
@@ -461,7 +468,7 @@ def _well_formed(saved: Any) -> bool:
 
 
 def _compare(saved: list[Any], current: list[Any], same_python: bool) -> list[str]:
-    """Compares chains of operations line by line, and the branches above them one by one."""
+    """Compare chains of operations line by line, and the branches above them one by one."""
     old, old_top = _chain(saved)
     new, new_top = _chain(current)
     old_keys = [_key(node, same_python) for node in old]
@@ -496,7 +503,7 @@ def _compare(saved: list[Any], current: list[Any], same_python: bool) -> list[st
 
 
 def _chain(node: list[Any]) -> tuple[list[list[Any]], list[list[Any]]]:
-    """A run of nodes with one parent each, from the source side down, and the branches above it."""
+    """Return a run of nodes with one parent each, from the source side down, and the branches above it."""
     chain = [node]
     while len(chain[-1][3]) == 1 and chain[-1][0] != BY_KEY:
         chain.append(chain[-1][3][0])
@@ -504,12 +511,15 @@ def _chain(node: list[Any]) -> tuple[list[list[Any]], list[list[Any]]]:
 
 
 def _key(node: list[Any], same_python: bool) -> tuple[str, ...]:
-    """What must be equal for two nodes to be the same. The call does not count: a repr in it may hold an address."""
+    """Return what must be equal for two nodes to be the same.
+
+    The call does not count: a repr in it may hold an address.
+    """
     return (node[1], node[2].partition(_DETAIL)[0]) if same_python else (node[1],)
 
 
 def _describe_dataset(value: Any) -> Any:
-    """What stands for a dataset, a node or a source that a function holds: its identity, or its fingerprint."""
+    """Return what stands for a dataset, a node or a source that a function holds: its identity, or its fingerprint."""
     node = value if isinstance(value, Node) else _find_node(value)
     if node is not None:
         return _describe_node(node)
@@ -519,7 +529,7 @@ def _describe_dataset(value: Any) -> Any:
 
 
 def _describe_node(node: Node) -> list[Any]:
-    """A pipeline that a function holds is a parameter of it, so its data count in full."""
+    """Return a pipeline that a function holds is a parameter of it, so its data count in full."""
     prepare(node)
     return _in_full(node, Memo(), True, "")
 
@@ -568,7 +578,7 @@ class IdentityExplanation:
 
 @public("bushel")
 def explain_identity(dataset: Any) -> IdentityExplanation:
-    """Says what makes a pipeline the same one for a state, a cache, a column, or a folder that `save` continues.
+    """Say what makes a pipeline the same one for a state, a cache, a column, or a folder that `save` continues.
 
     Per operation it lists the functions, classes, globals and attributes that its functions reach, the data and how
     they are compared, the libraries that count by name, and what could not be seen.
@@ -611,7 +621,7 @@ def _collect(node: Node, parts: list[IdentityPart], memo: Memo, seen: set[int]) 
 
 
 def _describe_data(call: str, node: Node, examined: dict[str, Examination], memo: Memo) -> list[IdentityPart]:
-    """How a state compares the data of a source, and how a cache on disk does."""
+    """Return how a state compares the data of a source, and how a cache on disk does."""
     found = examined.get("data") or examined["parameters"]
     subject = node.source if isinstance(node, (SourceNode, RecordStream)) else getattr(node, "dataset", None)
     full, problem = examine_all_data(node, subject, memo)

@@ -79,7 +79,7 @@ class _WithoutAnnotations(ast.NodeTransformer):
 
 
 def list_modules(module: str, level: int, taken: tuple[str, ...], names: dict[str, Any]) -> list[str]:
-    """The modules that an import statement may load: the one it names, and those it takes from it."""
+    """Return the modules that an import statement may load: the one it names, and those it takes from it."""
     if level:
         package = (names.get("__package__") or names.get("__name__") or "").split(".")
         base = package[: len(package) - level + 1]
@@ -95,7 +95,7 @@ def list_modules(module: str, level: int, taken: tuple[str, ...], names: dict[st
 
 
 def find_users_module(name: str) -> UsersModule | None:
-    """A module of the user's own with a source file; None for any other."""
+    """Return a module of the user's own with a source file; None for any other."""
     loaded = sys.modules.get(name)
     file = getattr(loaded, "__file__", None) if loaded is not None else _find_file(name)
     if not isinstance(file, str) or not file.endswith(".py"):

@@ -28,7 +28,7 @@ _PURE_BASES = {"torch.Dataset", "torch.IterableDataset", "torch.Generic", "grain
 
 
 def may_read_outside(name: str) -> bool:
-    """Whether a function or class of a library may read files, time, networks or chance.
+    """Return whether a function or class of a library may read files, time, networks or chance.
 
     >>> may_read_outside("numpy.mean"), may_read_outside("numpy.load"), may_read_outside("h5py.File")
     (False, True, True)

@@ -32,12 +32,12 @@ _STRICT = {_PARENT, "remainder_slices", "elements_from_buffer_after_checkpoint"}
 
 
 def seal(state: dict[str, Any], pipeline: list[Any]) -> dict[str, Any]:
-    """A cursor's state with the identity of its pipeline beside it."""
+    """Return a cursor's state with the identity of its pipeline beside it."""
     return _sealed(state, {"version": VERSION, "python": identity.PYTHON, "identity": pipeline})
 
 
 def seal_for_host(state: dict[str, Any]) -> dict[str, Any]:
-    """A state by a loader inside jit, for a pipeline of the host that the loader does not know."""
+    """Return a state by a loader inside jit, for a pipeline of the host that the loader does not know."""
     return _sealed(state, {"version": VERSION, _WRITER: _JIT})
 
 
@@ -51,7 +51,7 @@ def _sealed(state: dict[str, Any], envelope: dict[str, Any]) -> dict[str, Any]:
 
 
 def _opened(state: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """A state without its envelope, and the envelope: `_NO_ENVELOPE` if the state has none."""
+    """Return a state without its envelope, and the envelope: `_NO_ENVELOPE` if the state has none."""
     parent = state.get(_PARENT)
     if KEY not in state and state.keys() == _STRICT and isinstance(parent, Mapping):
         inner, envelope = _opened(parent)
@@ -60,7 +60,9 @@ def _opened(state: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 def unseal(state: Any, pipeline: list[Any], *, check: bool, method: str = "set_state") -> dict[str, Any]:
-    """The state of the cursor, out of a state with an envelope. Raises StateMismatch if `pipeline` is another one.
+    """Return the state of the cursor, out of a state with an envelope.
+
+    Raises StateMismatch if `pipeline` is another one.
 
     Messages name the `method` that was called.
     """
@@ -124,7 +126,7 @@ class LoaderFacts:
 
 
 def source_text(source: Any) -> str:
-    """The name of a source in a state: what Grain's DataLoader writes for it, without addresses and secrets.
+    """Return the name of a source in a state: what Grain's DataLoader writes for it, without addresses and secrets.
 
     Grain writes the type of a list or array, and the repr of anything else. Sources that Grain has know Grain's repr.
     """
@@ -135,7 +137,9 @@ def source_text(source: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """The repr of a source or sampler without addresses and secrets; otherwise unchanged, since Grain compares it."""
+    """Return the repr of a source or sampler without addresses and secrets; otherwise unchanged, since Grain compares
+    it.
+    """
     return _without_secrets(repr(value))
 
 
@@ -145,7 +149,7 @@ def _without_secrets(text: str) -> str:
 
 
 def parse_state(text: Any) -> dict[str, Any]:
-    """The state in a JSON text. Nothing in it is executed."""
+    """Return the state in a JSON text. Nothing in it is executed."""
     try:
         state = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
@@ -164,7 +168,7 @@ def _excerpt(text: Any) -> str:
 
 
 def to_grain_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, Any]:
-    """The position of a stream as Grain's DataLoader without workers would write it."""
+    """Return the position of a stream as Grain's DataLoader without workers would write it."""
     if facts.own_operation is not None:
         return {**position, _WORKERS: _REFUSAL_IN_GRAIN.format(facts.own_operation)}
     if set(position) != {_NEXT}:
@@ -181,7 +185,7 @@ def to_grain_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, Any
 
 
 def position_of(state: Mapping[str, Any], facts: LoaderFacts, *, check: bool) -> dict[str, Any]:
-    """The position of a stream in a state of either library.
+    """Return the position of a stream in a state of either library.
 
     Raises StateMismatch for a state that is damaged, of another version, or does not describe a position in one
     sequence. With `check`, the state is one of Grain's, and its sampler and source must be the same as here.
@@ -254,7 +258,7 @@ def _check_users_operation(facts: LoaderFacts) -> None:
 
 
 def _records_done(last: Any, lane: int, lanes: int, shard: ShardOptions) -> int:
-    """How many records one of several workers had read. `last` is the global index of its last record."""
+    """Return how many records one of several workers had read. `last` is the global index of its last record."""
     if type(last) is not int:
         raise StateMismatch(
             f"This state of a DataLoader is damaged: a position in {_SEEN} is {last!r}.", _SEEN, str(lane)

@@ -51,10 +51,10 @@ class EpisodeLayout(abc.ABC):
 
     @abc.abstractmethod
     def read(self, number: int) -> Tree:
-        """The raw trajectory of an episode. Images are handles."""
+        """Return the raw trajectory of an episode. Images are handles."""
 
     def describe(self, number: int) -> str:
-        """The episode and its file, for messages."""
+        """Return the episode and its file, for messages."""
         file, prefix = self.episodes[number]
         return f"episode {number} ({prefix.rstrip('/') + ' of ' if prefix else ''}{file.shown})"
 
@@ -88,15 +88,15 @@ class ArrayEpisodes:
         return {**trajectory, **own, "_frame_index": np.arange(length, dtype=np.int32)}
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Tree]:
-        """The episodes at `indices`."""
+        """Return the episodes at `indices`."""
         return [self[place] for place in checks.positions(indices, len(self)).tolist()]
 
     def describe(self, index: int) -> str:
-        """The episode and its file, for messages."""
+        """Return the episode and its file, for messages."""
         return self._layout.describe(int(self._numbers[index]))
 
     def fingerprint(self) -> Any:
-        """The layout, the versions of the files, and which episodes these are."""
+        """Return the layout, the versions of the files, and which episodes these are."""
         files = dict.fromkeys((file.path, str(file.version)) for file, _ in self._layout.episodes)
         versions = [version for _, version in files]
         return [name_of(type(self._layout)), versions, self._numbers.tolist(), list(self._layout.settings)]
@@ -118,11 +118,11 @@ class ArrayEpisodesBuilder(EpisodeBuilder):
         self.splits = {split: len(numbers) for split, numbers in layout.splits.items()}
 
     def episodes(self, split: str = "all") -> ArrayEpisodes:
-        """The episodes of a split: "train", "all", "train[:95%]", "train[10:20]", "train+val" ..."""
+        """Return the episodes of a split: "train", "all", "train[:95%]", "train[10:20]", "train+val" ..."""
         return ArrayEpisodes(self._layout, self.positions(split), f"{self.name}/{split}")
 
     def positions(self, split: str) -> np.ndarray:
-        """The positions of the episodes of a split among all episodes: int64."""
+        """Return the positions of the episodes of a split among all episodes: int64."""
         everything = np.arange(len(self._layout.episodes))
         members = {"all": everything, **self._layout.splits}
         ranges = parse_split(split, {name: [len(numbers)] for name, numbers in members.items()})
@@ -139,7 +139,7 @@ class ArrayEpisodesBuilder(EpisodeBuilder):
 
 
 def is_image(name: str, array: Any) -> bool:
-    """Whether an array is one image per step: frames of uint8 with channels, or frames that are named so.
+    """Return whether an array is one image per step: frames of uint8 with channels, or frames that are named so.
 
     Other arrays with three axes per step, such as rotation matrices, are numbers.
     """
@@ -151,7 +151,7 @@ def is_image(name: str, array: Any) -> bool:
 
 
 def repeat_text(text: str | bytes, length: int) -> np.ndarray:
-    """A text, once for each step."""
+    """Return a text, once for each step."""
     content = text.encode() if isinstance(text, str) else bytes(text)
     return to_objects([content] * length)
 
@@ -162,7 +162,7 @@ _ROBOMIMIC_NAMES = {"obs": "observation", "next_obs": "next_observation", "actio
 def open_robomimic(
     name: str, data_dir: Any, storage_options: Any = None, *, missing_images: Literal["raise", "pad"] = "raise"
 ) -> ArrayEpisodesBuilder:
-    """The episodes of a robomimic file: data_dir/name, data_dir/name.hdf5, or `data_dir` itself.
+    """Return the episodes of a robomimic file: data_dir/name, data_dir/name.hdf5, or `data_dir` itself.
 
     Episodes come in the order of their numbers. The filter keys of the file (`mask/train`) are its splits. If there is
     no "train", that split holds all episodes. `num_samples` is the length of an episode; arrays that are longer are
@@ -180,7 +180,7 @@ def open_robomimic(
 
 
 def check_choice(missing_images: str) -> bool:
-    """Whether missing images are padded."""
+    """Return whether missing images are padded."""
     return checks.choice(missing_images, ("raise", "pad"), "missing_images") == "pad"
 
 
@@ -260,7 +260,7 @@ class _Robomimic(EpisodeLayout):
 
 
 def read_numbers(array: Any, length: int, key: str, where: str) -> np.ndarray:
-    """The first `length` entries of an array."""
+    """Return the first `length` entries of an array."""
     try:
         values = array[:length]
     except Exception as error:  # whatever the decoders of the files stumble over
@@ -290,7 +290,10 @@ def _is_frame(key: str, array: Any) -> bool:
 
 
 def _parse_json(text: Any) -> Any:
-    """JSON in an attribute. Other texts are not an error: nothing but the frequency and the instruction is read."""
+    """Return JSON in an attribute.
+
+    Other texts are not an error: nothing but the frequency and the instruction is read.
+    """
     try:
         return json.loads(text) if isinstance(text, (str, bytes)) else {}
     except ValueError:
@@ -314,7 +317,7 @@ def open_aloha(
     reverse_jpeg_colors: bool = False,
     missing_images: Literal["raise", "pad"] = "raise",
 ) -> ArrayEpisodesBuilder:
-    """The episodes of a folder of ALOHA files: data_dir/name/episode_0.hdf5, ..., or `data_dir` itself.
+    """Return the episodes of a folder of ALOHA files: data_dir/name/episode_0.hdf5, ..., or `data_dir` itself.
 
     Episodes come in the order of the numbers in the names of their files. Folders inside are splits; files directly in
     the folder are the split "train".
@@ -380,7 +383,7 @@ class _Aloha(EpisodeLayout):
         return nest_leaves(leaves)
 
     def _read_sizes(self, arrays: dict[str, Any], length: int) -> dict[str, np.ndarray]:
-        """The sizes of compressed images in bytes, for each camera, as far as the file says them.
+        """Return the sizes of compressed images in bytes, for each camera, as far as the file says them.
 
         The rows of `compress_len` follow the sorted names of the cameras, without cameras of depth.
         """
@@ -407,7 +410,7 @@ def open_npz(
     fps: float | None = None,
     missing_images: Literal["raise", "pad"] = "raise",
 ) -> ArrayEpisodesBuilder:
-    """The episodes of a folder of `.npz` files: data_dir/name/0.npz, ..., or `data_dir` itself.
+    """Return the episodes of a folder of `.npz` files: data_dir/name/0.npz, ..., or `data_dir` itself.
 
     Episodes come in the order of the numbers in the names of their files. Folders inside are splits; files directly in
     the folder are the split "train". A slash in the name of an array leads into the tree ("observation/state"). Arrays
@@ -466,7 +469,7 @@ class _Npz(EpisodeLayout):
 
 
 def _place(key: str) -> tuple[str, ...]:
-    """Where an array belongs in the tree of a trajectory."""
+    """Return where an array belongs in the tree of a trajectory."""
     top, *rest = key.split("/")
     top = _NPZ_NAMES.get(top, top)
     return (top, *rest) if rest or top in _TOP else ("observation", top)

@@ -44,11 +44,11 @@ class ImageOperation(abc.ABC):
 
     @abc.abstractmethod
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """The parameter of `apply`, computed from `uniforms` numbers between 0 and 1."""
+        """Return the parameter of `apply`, computed from `uniforms` numbers between 0 and 1."""
 
     @abc.abstractmethod
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """Planes (..., channels, height, width) after the change. Values may lie outside [0, 1]."""
+        """Return planes (..., channels, height, width) after the change. Values may lie outside [0, 1]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RandomResizedCrop(ImageOperation):
             object.__setattr__(self, name, tuple(limits))  # hashable: compiled functions are cached by operations
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """The box. The four numbers give its area, its ratio, and its two offsets."""
+        """Return the box. The four numbers give its area, its ratio, and its two offsets."""
         area = _scale_uniform(uniforms[0], *self.scale)
         ratio = xp.exp(_scale_uniform(uniforms[1], math.log(self.ratio[0]), math.log(self.ratio[1])))
         height, width = xp.minimum(xp.sqrt(area / ratio), 1), xp.minimum(xp.sqrt(area * ratio), 1)
@@ -78,7 +78,7 @@ class RandomResizedCrop(ImageOperation):
         return xp.asarray([top, left, top + height, left + width])
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """The box, stretched over the whole image."""
+        """Return the box, stretched over the whole image."""
         top, left, bottom, right = xp.asarray(parameter, dtype=np.float32)
         rows, columns = _weigh(top, bottom, planes.shape[-2], xp), _weigh(left, right, planes.shape[-1], xp)
         exact = {} if xp is np else {"precision": "highest"}  # otherwise some devices would multiply with 16 bits
@@ -96,11 +96,11 @@ class RandomBrightness(ImageOperation):
             raise ValueError(f"max_delta of random_brightness must not be negative, got {self.max_delta}.")
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """The number."""
+        """Return the number."""
         return _scale_uniform(uniforms[0], -self.max_delta, self.max_delta)
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """Values plus the number."""
+        """Return values plus the number."""
         return planes + xp.asarray(parameter, dtype=np.float32)
 
 
@@ -115,11 +115,11 @@ class RandomContrast(ImageOperation):
         _check_ascending(self.lower, self.upper, "random_contrast")
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """The number."""
+        """Return the number."""
         return _scale_uniform(uniforms[0], self.lower, self.upper)
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """Values nearer to the mean of their channel, or farther from it."""
+        """Return values nearer to the mean of their channel, or farther from it."""
         mean = planes.mean(axis=(-2, -1), keepdims=True)
         return (planes - mean) * xp.asarray(parameter, dtype=np.float32) + mean
 
@@ -135,11 +135,11 @@ class RandomSaturation(ImageOperation):
         _check_ascending(self.lower, self.upper, "random_saturation")
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """The number."""
+        """Return the number."""
         return _scale_uniform(uniforms[0], self.lower, self.upper)
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """All channels of a pixel moved towards its largest channel, or away from it, but not below zero."""
+        """Return all channels of a pixel moved towards its largest channel, or away from it, but not below zero."""
         check_three_channels(planes, "random_saturation")
         high = planes.max(axis=-3, keepdims=True)
         below = high - planes
@@ -158,11 +158,14 @@ class RandomHue(ImageOperation):
             raise ValueError(f"max_delta of random_hue must be between 0 and 0.5, got {self.max_delta}.")
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """The number."""
+        """Return the number."""
         return _scale_uniform(uniforms[0], -self.max_delta, self.max_delta)
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """The hue, in sixths of the circle, is turned. Each channel then follows from its distance to the new hue."""
+        """Return the hue, in sixths of the circle, is turned.
+
+        Each channel then follows from its distance to the new hue.
+        """
         check_three_channels(planes, "random_hue")
         red, green, blue = (planes[..., channel, :, :] for channel in range(3))
         high, low = planes.max(axis=-3), planes.min(axis=-3)
@@ -182,11 +185,11 @@ class RandomFlipLeftRight(ImageOperation):
     """The image mirrored left to right, half of the time."""
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """Whether to mirror the image."""
+        """Return whether to mirror the image."""
         return uniforms[0] < 0.5
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """The columns in reverse order, if the parameter is true."""
+        """Return the columns in reverse order, if the parameter is true."""
         return xp.where(parameter, planes[..., ::-1], planes)
 
 
@@ -195,11 +198,11 @@ class RandomFlipUpDown(ImageOperation):
     """The image mirrored upside down, half of the time."""
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """Whether to mirror the image."""
+        """Return whether to mirror the image."""
         return uniforms[0] < 0.5
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """The rows in reverse order, if the parameter is true."""
+        """Return the rows in reverse order, if the parameter is true."""
         return xp.where(parameter, planes[..., ::-1, :], planes)
 
 
@@ -208,11 +211,11 @@ class RandomRot90(ImageOperation):
     """The image turned counterclockwise by 0, 1, 2 or 3 quarters. With JAX it must be square."""
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """The number of quarter turns."""
+        """Return the number of quarter turns."""
         return xp.asarray(uniforms[0] * 4, dtype=np.int32)
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """The image, turned."""
+        """Return the image, turned."""
         if xp is np:
             return np.rot90(planes, int(parameter), axes=(-2, -1))
         if planes.shape[-1] != planes.shape[-2]:
@@ -239,7 +242,7 @@ OPERATIONS: dict[str, type[ImageOperation]] = {
 
 
 def make_operations(augment_order: Sequence[str], **augment_kwargs: Any) -> tuple[ImageOperation, ...]:
-    """The operations of `augment_order`. The arguments of each are a mapping or a sequence under its name.
+    """Return the operations of `augment_order`. The arguments of each are a mapping or a sequence under its name.
 
     >>> make_operations(["random_brightness"], random_brightness={"max_delta": 0.1})
     (RandomBrightness(max_delta=0.1),)
@@ -270,13 +273,15 @@ def interpolate(start: Any, stop: Any, length: int) -> tuple[np.ndarray, np.ndar
 
 
 def _weigh(start: Array, stop: Array, length: int, xp: Any) -> Array:
-    """Weights (points, elements) of linear interpolation at `length` points from the fraction `start` to `stop`."""
+    """Return weights (points, elements) of linear interpolation at `length` points from the fraction `start` to
+    `stop`.
+    """
     distances = _spread_points(start, stop, length, xp)[:, None] - xp.arange(length, dtype=np.float32)
     return xp.maximum(1 - abs(distances), 0)
 
 
 def _spread_points(start: Array, stop: Array, length: int, xp: Any) -> Array:
-    """`length` points from the fraction `start` of an axis to the fraction `stop`, in elements of the axis."""
+    """Return `length` points from the fraction `start` of an axis to the fraction `stop`, in elements of the axis."""
     last = length - 1
     points = start * last + xp.arange(length, dtype=np.float32) * ((stop - start) * last / max(last, 1))
     return xp.clip(points, 0, last)
@@ -292,7 +297,7 @@ def _check_ascending(lower: float, upper: float, name: str) -> None:
 
 
 def check_three_channels(planes: Array, name: str) -> None:
-    """Raises ValueError unless planes (..., channels, height, width) have three channels."""
+    """Raise ValueError unless planes (..., channels, height, width) have three channels."""
     if planes.shape[-3] != 3:
         raise ValueError(f"{name} needs images with 3 channels, got one with {planes.shape[-3]}.")
 
@@ -306,7 +311,7 @@ _SIGN_BIT = np.int32(-(1 << 31))
 
 
 def change_image(chosen: Sequence[ImageOperation], image: np.ndarray, parameters: Sequence[Any]) -> np.ndarray:
-    """An image (height, width, channels) of uint8 or float32 after these operations, each with its parameter."""
+    """Return an image (height, width, channels) of uint8 or float32 after these operations, each with its parameter."""
     with SCRATCHES.lend() as scratch:
         planes = _load_planes(image, scratch)
         steps = list(zip(chosen, parameters))
@@ -329,7 +334,7 @@ def change_image(chosen: Sequence[ImageOperation], image: np.ndarray, parameters
 
 
 def _load_planes(image: np.ndarray, scratch: Scratch) -> np.ndarray:
-    """An image as planes (channels, height, width) of float32, 255 as 1, in scratch memory."""
+    """Return an image as planes (channels, height, width) of float32, 255 as 1, in scratch memory."""
     height, width, channels = image.shape
     planes = scratch.get("planes", (channels, height, width), np.float32)
     if image.dtype == np.float32:
@@ -343,7 +348,7 @@ def _load_planes(image: np.ndarray, scratch: Scratch) -> np.ndarray:
 
 
 def _store_planes(planes: np.ndarray, dtype: Any, scratch: Scratch) -> np.ndarray:
-    """Planes as an image (height, width, channels) of its own. The values of uint8 stand for equal ranges."""
+    """Return planes as an image (height, width, channels) of its own. The values of uint8 stand for equal ranges."""
     channels, height, width = planes.shape
     image = np.empty((height, width, channels), dtype)
     if dtype == np.float32:
@@ -358,7 +363,10 @@ def _store_planes(planes: np.ndarray, dtype: Any, scratch: Scratch) -> np.ndarra
 
 
 def _crop(planes: np.ndarray, box: Any, scratch: Scratch) -> np.ndarray:
-    """The box, stretched over the whole image. Rows are copied and mixed; columns, which lie apart, are products."""
+    """Return the box, stretched over the whole image.
+
+    Rows are copied and mixed; columns, which lie apart, are products.
+    """
     channels, height, width = planes.shape
     top, left, bottom, right = np.asarray(box, dtype=np.float32)
     before, after, share = interpolate(top, bottom, height)
@@ -396,7 +404,7 @@ def _stretch_contrast(planes: np.ndarray, factor: Any) -> np.ndarray:
 
 
 def _apply_in_strips(operation: ImageOperation, planes: np.ndarray, parameter: Any) -> None:
-    """Applies the definition of an operation that looks at each pixel by itself, in place."""
+    """Apply the definition of an operation that looks at each pixel by itself, in place."""
     channels, height, width = planes.shape
     pixels = planes.reshape(channels, 1, height * width)
     for start in range(0, height * width, _SHORT_STRIP):
@@ -405,7 +413,8 @@ def _apply_in_strips(operation: ImageOperation, planes: np.ndarray, parameter: A
 
 
 def _shift_colours(planes: np.ndarray, factor: Any, turn: Any, scratch: Scratch) -> np.ndarray:
-    """The saturation of each pixel times `factor`; and its hue turned by the fraction `turn` of the circle, or None.
+    """Return the saturation of each pixel times `factor`; and its hue turned by the fraction `turn` of the circle, or
+    None.
 
     The largest channel of a pixel stays. A turn of the hue alone is not computed here: TensorFlow rounds the hue, and
     `RandomHue.apply` rounds it in the same way.
@@ -422,7 +431,7 @@ def _shift_colours(planes: np.ndarray, factor: Any, turn: Any, scratch: Scratch)
 
 
 def _shift_strip(pixels: np.ndarray, factor: np.float32, sixths: float | None, scratch: Scratch) -> None:
-    """Changes pixels (3, count) in place. The turn of the hue is between -1 and 1 sixths of the circle.
+    """Change pixels (3, count) in place. The turn of the hue is between -1 and 1 sixths of the circle.
 
     Let h, m and l be the channels of a pixel in descending order. Saturation moves each channel away from h. The
     distance of the hue from red is (h + m - 2 red) / (h - l) - 1 sixths. This is a linear function of the channels, so
@@ -473,7 +482,7 @@ def draw_parameters(
     compat: Compat | None = None,
     **augment_kwargs: Any,
 ) -> list[Any]:
-    """One parameter for each operation of `augment_order`. `augment_image` takes them as `parameters`.
+    """Return one parameter for each operation of `augment_order`. `augment_image` takes them as `parameters`.
 
     >>> draw_parameters(["random_flip_left_right"], rng=0)
     [np.False_]
@@ -489,7 +498,7 @@ def draw_parameters(
 
 
 def draw(chosen: Sequence[ImageOperation], rng: Rng, same: bool) -> list[Any]:
-    """One parameter for each operation. With `same` an operation uses one number for all of its draws.
+    """Return one parameter for each operation. With `same` an operation uses one number for all of its draws.
 
     >>> draw(make_operations(["random_flip_up_down"]), 0, same=False)
     [np.False_]
@@ -514,7 +523,7 @@ def augment_image(
     compat: Compat | None = None,
     **augment_kwargs: Any,
 ) -> Any:
-    """An image after the random changes of `augment_order`, one after another, each clipped to black and white.
+    """Return an image after the random changes of `augment_order`, one after another, each clipped to black and white.
 
     >>> image = np.full((2, 2, 3), 100, np.uint8)
     >>> int(augment_image(image, ["random_brightness"], random_brightness=[0.1], parameters=[0.1])[0, 0, 0])
@@ -547,7 +556,7 @@ def augment_image(
 
 
 def change(chosen: Sequence[ImageOperation], image: Array, parameters: Sequence[Any], xp: Any = np) -> Array:
-    """An image after these operations, each with its parameter.
+    """Return an image after these operations, each with its parameter.
 
     >>> change(make_operations(["random_flip_up_down"]), np.zeros((4, 6, 3), np.uint8), [True]).shape
     (4, 6, 3)
@@ -568,7 +577,7 @@ def change(chosen: Sequence[ImageOperation], image: Array, parameters: Sequence[
 
 
 def _change_on_host(chosen: Sequence[ImageOperation], images: np.ndarray, parameters: Sequence[Any]) -> np.ndarray:
-    """One image (height, width, channels) after the other. Together they would not fit into the CPU's cache."""
+    """Return one image (height, width, channels) after the other. Together they would not fit into the CPU's cache."""
     if images.ndim == 3:
         return change_image(chosen, images, parameters)
     *lead, height, width, channels = images.shape
@@ -587,7 +596,9 @@ def augment_images(
     compat: Compat | None = None,
     **augment_kwargs: Any,
 ) -> Any:
-    """A batch of images after random changes, with draws of its own for each sample. May be called inside `jax.jit`.
+    """Return a batch of images after random changes, with draws of its own for each sample.
+
+    May be called inside `jax.jit`.
 
     >>> import jax
     >>> images = jax.numpy.zeros((8, 2, 64, 64, 3), "uint8")  # eight samples, windows of two steps
@@ -626,7 +637,9 @@ def augment_images(
 
 @functools.lru_cache(maxsize=64)
 def _compile(chosen: tuple[ImageOperation, ...], same: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Two functions of a batch, compiled once per list of operations: keys to parameters, and images to images."""
+    """Return two functions of a batch, compiled once per list of operations: keys to parameters, and images to
+    images.
+    """
     import jax
 
     def draw_one(key: Any) -> list[Any]:
@@ -639,7 +652,7 @@ def _compile(chosen: tuple[ImageOperation, ...], same: bool) -> tuple[Callable[.
 
 
 def _split_keys(jax: Any, keys: Any, samples: int) -> Any:
-    """One key per sample, from one key or one per sample, typed or as words of uint32."""
+    """Return one key per sample, from one key or one per sample, typed or as words of uint32."""
     if not jax.numpy.issubdtype(keys.dtype, jax.dtypes.prng_key):
         keys = jax.random.wrap_key_data(keys)
     if keys.ndim == 0:

@@ -66,7 +66,7 @@ class Running:
 
 
 def run_on_bushel(running: Running) -> DatasetIterator[Any]:
-    """Batches computed by Bushel's engine."""
+    """Return batches computed by Bushel's engine."""
     if running.options.on_error == "skip":
         return _skip_failures(running)
     return ElasticIterator(
@@ -80,14 +80,17 @@ def run_on_bushel(running: Running) -> DatasetIterator[Any]:
 
 
 def _skip_failures(running: Running) -> DatasetIterator[Any]:
-    """Batches of the frames that do not fail. Later frames take the places of skipped ones, so all batches are full."""
+    """Return batches of the frames that do not fail.
+
+    Later frames take the places of skipped ones, so all batches are full.
+    """
     frames = running.dataset.dataset.to_iter_dataset(running.dataset._read_options)
     stream = WithOptionsIterDataset(frames.batch(running.batch_size, drop_remainder=True), running.options)
     return iter(stream if running.workers.num_workers == 0 else prefetch(stream, running.workers))
 
 
 def run_on_grain(running: Running) -> DatasetIterator[Any]:
-    """The same batches computed by Google's Grain."""
+    """Return the same batches computed by Google's Grain."""
     return _GrainIterator(running)
 
 
@@ -95,7 +98,7 @@ BACKENDS: dict[str, Callable[[Running], DatasetIterator[Any]]] = {"bushel": run_
 
 
 def import_grain() -> Any:
-    """The package of Google's Grain, or an error that says how to install it."""
+    """Return the package of Google's Grain, or an error that says how to install it."""
     try:
         package = importlib.import_module("grain")
     except ImportError as error:

@@ -34,7 +34,7 @@ class ModuleSpec(dict[str, Any]):
 
     @staticmethod
     def create(callable_or_full_name: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> ModuleSpec:
-        """The spec of a callable, which may be given as "module:name"."""
+        """Return the spec of a callable, which may be given as "module:name"."""
         if isinstance(callable_or_full_name, str):
             module, colon, name = callable_or_full_name.partition(":")
             if not (module and colon and name) or ":" in name:
@@ -45,7 +45,7 @@ class ModuleSpec(dict[str, Any]):
 
     @staticmethod
     def instantiate(spec: Mapping[str, Any]) -> functools.partial[Any]:
-        """The callable with its arguments bound. It is not called yet."""
+        """Return the callable with its arguments bound. It is not called yet."""
         if set(spec) != SPEC_KEYS:
             raise ValueError(
                 f"A spec has the keys {sorted(SPEC_KEYS)}, got {sorted(spec)}. ModuleSpec.create makes one."
@@ -60,7 +60,7 @@ class ModuleSpec(dict[str, Any]):
 
     @staticmethod
     def to_string(spec: Mapping[str, Any]) -> str:
-        """The spec as a call in source code. It is part of the name under which statistics are kept."""
+        """Return the spec as a call in source code. It is part of the name under which statistics are kept."""
         arguments = [str(arg) for arg in spec["args"]] + [f"{key}={value}" for key, value in spec["kwargs"].items()]
         return f"{spec['module']}:{spec['name']}({', '.join(arguments)})"
 
@@ -79,7 +79,7 @@ Function = Callable[..., Any] | Mapping[str, Any] | str
 
 
 def load_function(function: Function) -> Callable[..., Any]:
-    """The callable itself, imported if it is given by name.
+    """Return the callable itself, imported if it is given by name.
 
     >>> load_function("math:floor")(2.5)
     2
@@ -89,7 +89,7 @@ def load_function(function: Function) -> Callable[..., Any]:
 
 
 def list_functions(functions: Sequence[Function] | Function | None) -> tuple[Function, ...]:
-    """Functions as a tuple: an empty one for None, a tuple of one for a single function.
+    """Return functions as a tuple: an empty one for None, a tuple of one for a single function.
 
     >>> list_functions(None), list_functions("math:floor")
     ((), ('math:floor',))
@@ -100,7 +100,7 @@ def list_functions(functions: Sequence[Function] | Function | None) -> tuple[Fun
 
 
 def identify_function(function: Function) -> str:
-    """A digest that differs for functions that differ: of the code and of all that it reads."""
+    """Return a digest that differs for functions that differ: of the code and of all that it reads."""
     return whole_digest(load_function(function))
 
 
@@ -113,7 +113,7 @@ R = TypeVar("R")
 
 
 def make_plain(value: Any) -> Any:
-    """A value with only dicts, tuples, texts and numbers of Python in it. Functions and other objects stay.
+    """Return a value with only dicts, tuples, texts and numbers of Python in it. Functions and other objects stay.
 
     An object with `items` and `to_dict`, such as a `ConfigDict`, becomes a dict.
 
@@ -130,7 +130,7 @@ def make_plain(value: Any) -> Any:
 
 
 def accept_configs(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function that expects dicts, so that its arguments may be or contain a `ConfigDict`."""
+    """Decorate a function that expects dicts, so that its arguments may be or contain a `ConfigDict`."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -142,7 +142,7 @@ def accept_configs(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _replace_configs(value: Any) -> Any:
-    """The same value with a dict instead of each `ConfigDict` in it. Everything else stays as it is."""
+    """Return the same value with a dict instead of each `ConfigDict` in it. Everything else stays as it is."""
     if isinstance(value, Mapping) or _is_config(value):
         return {key: _replace_configs(entry) for key, entry in value.items()}
     return type(value)(map(_replace_configs, value)) if type(value) in (list, tuple) else value
@@ -153,7 +153,9 @@ def _is_config(value: Any) -> bool:
 
 
 def as_mapping(value: Any, what: str) -> Mapping[str, Any]:
-    """A value as a mapping: a dict, or an object such as a `ConfigDict`. Others raise TypeError, which names `what`.
+    """Return a value as a mapping: a dict, or an object such as a `ConfigDict`.
+
+    Others raise TypeError, which names `what`.
 
     >>> as_mapping({"seed": 1}, "A config")
     {'seed': 1}
@@ -166,7 +168,7 @@ def as_mapping(value: Any, what: str) -> Mapping[str, Any]:
 
 
 def to_json(value: Any, where: str) -> Any:
-    """A value as JSON can hold it. A function becomes the spec that names it. `where` is its name in messages.
+    """Return a value as JSON can hold it. A function becomes the spec that names it. `where` is its name in messages.
 
     >>> to_json({"filter": functools.partial(max, 3)}, "filters")["filter"]
     {'module': 'builtins', 'name': 'max', 'args': [3], 'kwargs': {}}
@@ -200,7 +202,7 @@ def to_json(value: Any, where: str) -> Any:
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], what: str, kind: str = "field") -> None:
-    """Raises ValueError for a name that is not known, with the nearest known name.
+    """Raise ValueError for a name that is not known, with the nearest known name.
 
     >>> refuse_unknown(["windowsize"], ["window_size", "seed"], "A config")
     Traceback (most recent call last):

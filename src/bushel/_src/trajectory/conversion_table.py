@@ -44,7 +44,7 @@ class Shard:
     sources: tuple[str, ...] = ()
 
     def describe(self, episode: int) -> str:
-        """An episode of the table, and the file that it comes from, for messages."""
+        """Return an episode of the table, and the file that it comes from, for messages."""
         return self.sources[episode - self.low] if self.sources else f"episode {episode}"
 
 
@@ -55,33 +55,33 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def settings(self) -> Any:
-        """Plain data on which the files depend. A run with other settings does not continue this one."""
+        """Return plain data on which the files depend. A run with other settings does not continue this one."""
 
     @abc.abstractmethod
     def prepare(self, table: Episodes) -> Episodes:
-        """The table that is written. Raises ValueError, with names of entries, if the format cannot hold it."""
+        """Return the table that is written. Raise ValueError, with names of entries, if the format cannot hold it."""
 
     @abc.abstractmethod
     def belongs(self, name: str) -> bool:
-        """Whether a file with this name is one of the format's. `overwrite` removes such files and no others."""
+        """Return whether a file with this name is one of the format's. `overwrite` removes such files and no others."""
 
     @abc.abstractmethod
     def write_shard(self, table: Episodes, shard: Shard, folder: Folder, verify: bool) -> Iterator[tuple[int, Any]]:
-        """Writes the files of a shard. Yields pairs (frames that are done, None), and at the end (0, facts).
+        """Write the files of a shard. Yield pairs (frames that are done, None), and at the end (0, facts).
 
         The facts are plain data for `finish`. The files get their names when they are complete.
         """
 
     @abc.abstractmethod
     def finish(self, table: Episodes, shards: Sequence[Shard], facts: Sequence[Any], folder: Folder) -> None:
-        """Writes the files that describe all shards, `last_file` last."""
+        """Write the files that describe all shards, `last_file` last."""
 
 
 Tree = dict[str, Any]
 
 
 def choose_splits(builder: EpisodeBuilder, split: str | None) -> dict[str, np.ndarray]:
-    """The positions of the episodes of each split that is written.
+    """Return the positions of the episodes of each split that is written.
 
     By default these are the splits of the source. If they overlap, or leave out episodes, all episodes are one split,
     "train". If the user names a split or a part of one, this is the split "train".
@@ -155,7 +155,7 @@ def build_table(
     drop: Sequence[str],
     workers: int,
 ) -> tuple[Episodes, dict[str, int]]:
-    """The table of the episodes of all splits, one split after another; and how many episodes each split has.
+    """Return the table of the episodes of all splits, one split after another; and how many episodes each split has.
 
     Episodes without steps are left out: no format that is written has them.
     """
@@ -191,7 +191,9 @@ def build_table(
 
 
 def concatenate_state(table: Episodes, state_keys: Sequence[str]) -> Episodes:
-    """The table with `observation/state`: these entries of the observation, one after another, instead of them."""
+    """Return the table with `observation/state`: these entries of the observation, one after another, instead of
+    them.
+    """
     if not state_keys:
         return table
     columns = flatten_tree(table.columns)

@@ -64,7 +64,7 @@ Rng = Any
 
 
 def is_jax(value: Any) -> bool:
-    """Whether a value is an array or a key of JAX, also inside `jit` and `vmap`.
+    """Return whether a value is an array or a key of JAX, also inside `jit` and `vmap`.
 
     >>> is_jax(np.zeros(2)), is_jax([1, 2])
     (False, False)
@@ -76,7 +76,7 @@ def is_jax(value: Any) -> bool:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value is an array of JAX whose numbers are not known yet, inside `jit` or `vmap`.
+    """Return whether a value is an array of JAX whose numbers are not known yet, inside `jit` or `vmap`.
 
     >>> is_traced(np.zeros(2))
     False
@@ -85,7 +85,7 @@ def is_traced(value: Any) -> bool:
 
 
 def get_namespace(*values: Any) -> Any:
-    """The module for these values: `jax.numpy` if one of them is an array of JAX, else `numpy`.
+    """Return the module for these values: `jax.numpy` if one of them is an array of JAX, else `numpy`.
 
     >>> get_namespace(np.zeros(2), None).__name__
     'numpy'
@@ -94,7 +94,7 @@ def get_namespace(*values: Any) -> Any:
 
 
 def is_text(leaf: Any) -> bool:
-    """Whether an array holds strings, in any of NumPy's dtypes. Encoded images are strings too.
+    """Return whether an array holds strings, in any of NumPy's dtypes. Encoded images are strings too.
 
     >>> is_text(np.array([b"", b"a"], object)), is_text(np.array(["a"])), is_text(np.zeros(2))
     (True, True, False)
@@ -103,7 +103,7 @@ def is_text(leaf: Any) -> bool:
 
 
 def to_numpy(leaf: Any) -> Any:
-    """A NumPy array in place of an array of another library, such as TensorFlow.
+    """Return a NumPy array in place of an array of another library, such as TensorFlow.
 
     An array of another library has a method `numpy()` or `__array__`. A scalar text stays a `str` or `bytes`. All other
     values, arrays of JAX too, are returned as they are.
@@ -120,7 +120,7 @@ def to_numpy(leaf: Any) -> Any:
 
 
 def take_rows(leaf: Any, times: Any) -> Any:
-    """The rows of an array at `times`, integers of any shape.
+    """Return the rows of an array at `times`, integers of any shape.
 
     >>> take_rows(np.array([5, 6]), np.array([[1, 0]])).tolist()
     [[6, 5]]
@@ -134,7 +134,7 @@ def take_rows(leaf: Any, times: Any) -> Any:
 
 
 def to_objects(values: Sequence[Any]) -> np.ndarray:
-    """A one-dimensional array whose elements are these objects, also where the objects are arrays or lists.
+    """Return a one-dimensional array whose elements are these objects, also where the objects are arrays or lists.
 
     >>> to_objects([b"a", b""])
     array([b'a', b''], dtype=object)
@@ -152,7 +152,7 @@ def running_max(values: Any) -> Any:
 
 
 def draw_uniform(rng: Rng, count: int, dtype: Any = None) -> Any:
-    """`count` draws from [0, 1). With a `jax.random` key they are an array of JAX, also inside `jit` and `vmap`.
+    """Return `count` draws from [0, 1). With a `jax.random` key they are an array of JAX, also inside `jit` and `vmap`.
 
     >>> draw_uniform(0, 2).shape
     (2,)
@@ -163,7 +163,7 @@ def draw_uniform(rng: Rng, count: int, dtype: Any = None) -> Any:
 
 
 def make_key(seed: Any) -> Any:
-    """A `jax.random` key from a key of either kind, a seed, a sequence of seeds, or a NumPy generator.
+    """Return a `jax.random` key from a key of either kind, a seed, a sequence of seeds, or a NumPy generator.
 
     >>> import jax
     >>> bool(make_key([3, 4]) == jax.random.fold_in(jax.random.key(3), 4))
@@ -183,7 +183,7 @@ def make_key(seed: Any) -> Any:
 
 
 def fold_in(key: Any, *numbers: Any) -> Any:
-    """A key derived from another key and `numbers`.
+    """Return a key derived from another key and `numbers`.
 
     >>> import jax
     >>> bool(fold_in(jax.random.key(3)) == jax.random.key(3))
@@ -195,7 +195,7 @@ def fold_in(key: Any, *numbers: Any) -> Any:
 
 
 def make_generator(rng: Rng) -> np.random.Generator:
-    """A NumPy generator, for functions that run on the host only. A `jax.random` key is used as its seed."""
+    """Return a NumPy generator, for functions that run on the host only. A `jax.random` key is used as its seed."""
     return np.random.default_rng(np.asarray(sys.modules["jax"].random.key_data(rng)) if is_jax(rng) else rng)
 
 
@@ -220,7 +220,7 @@ class BadTrajectory(BushelError, ValueError):
 
 @public("bushel.trajectory.data_utils")
 def tree_map(fn: Callable[[Any], Any], tree: Mapping[str, Any]) -> Tree:
-    """A nested dict with `fn` applied to each value that is not a dict.
+    """Return a nested dict with `fn` applied to each value that is not a dict.
 
     >>> tree_map(abs, {"a": -1, "b": {"c": -2}})
     {'a': 1, 'b': {'c': 2}}
@@ -230,7 +230,7 @@ def tree_map(fn: Callable[[Any], Any], tree: Mapping[str, Any]) -> Tree:
 
 @public("bushel.trajectory.data_utils")
 def tree_merge(*trees: Mapping[str, Any]) -> Tree:
-    """Nested dicts merged into one. If two have a value for the same path, the later one is used.
+    """Return nested dicts merged into one. If two have a value for the same path, the later one is used.
 
     >>> tree_merge({"a": 1, "b": {"c": 2}}, {"b": {"c": 3, "d": 4}})
     {'a': 1, 'b': {'c': 3, 'd': 4}}
@@ -247,7 +247,7 @@ def tree_merge(*trees: Mapping[str, Any]) -> Tree:
 
 
 def flatten_tree(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """The leaves of a nested dict by their paths.
+    """Return the leaves of a nested dict by their paths.
 
     >>> flatten_tree({"a": 1, "b": {"c": 2}})
     {('a',): 1, ('b', 'c'): 2}
@@ -259,7 +259,7 @@ def flatten_tree(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> dict[t
 
 
 def nest_leaves(leaves: Mapping[tuple[str, ...], Any]) -> Tree:
-    """The nested dict with these leaves: the inverse of `flatten_tree`.
+    """Return the nested dict with these leaves: the inverse of `flatten_tree`.
 
     >>> nest_leaves({("a",): 1, ("b", "c"): 2})
     {'a': 1, 'b': {'c': 2}}
@@ -274,7 +274,7 @@ def nest_leaves(leaves: Mapping[tuple[str, ...], Any]) -> Tree:
 
 
 def take(tree: Mapping[str, Any], times: Any) -> Tree:
-    """A tree of arrays with the rows at `times`, an integer array of any shape.
+    """Return a tree of arrays with the rows at `times`, an integer array of any shape.
 
     >>> take({"a": np.arange(3) * 10}, np.array([[2, 0]]))["a"].tolist()
     [[20, 0]]
@@ -283,7 +283,7 @@ def take(tree: Mapping[str, Any], times: Any) -> Tree:
 
 
 def get_entry(tree: Mapping[str, Any], name: str, *, of: str = "A trajectory", hint: str = "") -> Any:
-    """`tree[name]`, or an error that lists the entries of the tree.
+    """Return `tree[name]`, or an error that lists the entries of the tree.
 
     >>> get_entry({"action": 1}, "action")
     1
@@ -295,7 +295,7 @@ def get_entry(tree: Mapping[str, Any], name: str, *, of: str = "A trajectory", h
 
 @public("bushel.trajectory.data_utils")
 def not_empty(leaf: np.ndarray) -> np.ndarray:
-    """Which strings of an array are not empty. Encoded images in files are not read.
+    """Return which strings of an array are not empty. Encoded images in files are not read.
 
     >>> not_empty(np.array([b"", b"a"], object)).tolist()
     [False, True]
@@ -305,7 +305,7 @@ def not_empty(leaf: np.ndarray) -> np.ndarray:
 
 @public("bushel.trajectory.data_utils")
 def to_padding(leaf: Any) -> Any:
-    """Padding of the shape of an array: zeros, or empty strings.
+    """Return padding of the shape of an array: zeros, or empty strings.
 
     >>> to_padding(np.array([b"jpeg"], object)), to_padding(np.ones(2, np.float32))
     (array([b''], dtype=object), array([0., 0.], dtype=float32))
@@ -318,7 +318,7 @@ def to_padding(leaf: Any) -> Any:
 
 
 def fnmatch_filter(template: str, xs: Iterable[str]) -> list[str]:
-    """The names that match a pattern such as `"image_*"`, in the given order.
+    """Return the names that match a pattern such as `"image_*"`, in the given order.
 
     >>> fnmatch_filter("image_*", ["image_left", "proprio"])
     ['image_left']
@@ -327,7 +327,7 @@ def fnmatch_filter(template: str, xs: Iterable[str]) -> list[str]:
 
 
 def matching_key(names: Iterable[str], key_template: str, draw: float, *, compat: Compat | None = None) -> str:
-    """One of the names that match a pattern, by a draw from [0, 1). All of them are equally likely.
+    """Return one of the names that match a pattern, by a draw from [0, 1). All of them are equally likely.
 
     With `compat="crossformer"` the last of several is never chosen.
 
@@ -350,7 +350,7 @@ def _list_matches(names: Iterable[str], key_template: str, compat: Compat | None
 def sample_match_keys_uniform(
     d: Mapping[str, Any], key_template: str, *, rng: Rng = None, compat: Compat | None = None
 ) -> Any:
-    """The value of a key that is drawn from the keys that match a pattern.
+    """Return the value of a key that is drawn from the keys that match a pattern.
 
     With `compat="crossformer"` the last of several is never drawn. With a `jax.random` key as `rng` it runs inside
     `jit` and `vmap`, where the values must be numbers of one shape.
@@ -367,7 +367,7 @@ def sample_match_keys_uniform(
 
 @public("bushel.trajectory.data_utils")
 def pprint_data_mixture(dataset_kwargs_list: Sequence[Mapping[str, Any]], dataset_weights: Sequence[float]) -> None:
-    """Prints the data sets of a mixture with their weights.
+    """Print the data sets of a mixture with their weights.
 
     >>> pprint_data_mixture([{"name": "bridge"}, {"name": "kuka"}], [0.75, 0.25])
     2 datasets, with their weights:
@@ -387,7 +387,7 @@ def filter_eval_datasets(
     sample_weights: Sequence[float] | None,
     eval_datasets: Sequence[str] | None = None,
 ) -> tuple[list[Mapping[str, Any]], list[float]]:
-    """The data sets of a mixture that are named for evaluation, with their weights. None names all, () none.
+    """Return the data sets of a mixture that are named for evaluation, with their weights. None names all, () none.
 
     A name that the mixture does not have raises ValueError. (The original leaves it out.)
 
@@ -405,7 +405,9 @@ def filter_eval_datasets(
 
 @public("bushel.trajectory.data_utils")
 def binarize_gripper_actions(actions: Any) -> Any:
-    """Gripper positions as open (1, above 0.95) or closed (0, below 0.05). Others get the next state that is reached.
+    """Return gripper positions as open (1, above 0.95) or closed (0, below 0.05).
+
+    Others get the next state that is reached.
 
     If no state is reached before the end of the trajectory, the last position is used as it is.
 
@@ -421,7 +423,7 @@ def binarize_gripper_actions(actions: Any) -> Any:
 
 @public("bushel.trajectory.data_utils")
 def rel2abs_gripper_actions(actions: Any) -> Any:
-    """Relative gripper actions (above 0.1 closes, below -0.1 opens) as states: 1 for open, 0 for closed.
+    """Return relative gripper actions (above 0.1 closes, below -0.1 opens) as states: 1 for open, 0 for closed.
 
     The first motion is assumed to change the state. Without any motion the gripper is open.
 
@@ -439,7 +441,9 @@ def rel2abs_gripper_actions(actions: Any) -> Any:
 
 @public("bushel.trajectory.data_utils")
 def rel_open_or_closed(actions: Any, *, compat: Compat | None = None) -> Any:
-    """The gripper's first state, from relative actions (below -0.001 closes, above 0.001 opens): 1 open, 0 closed.
+    """Return the gripper's first state, from relative actions (below -0.001 closes, above 0.001 opens):
+
+    1 open, 0 closed.
 
     A gripper that never moves was open. With `compat="crossformer"` it is always 0.
 
@@ -455,7 +459,7 @@ def rel_open_or_closed(actions: Any, *, compat: Compat | None = None) -> Any:
 
 
 def _check_steps(actions: Any, keep_floats: bool = False) -> tuple[Any, Any]:
-    """The namespace and the array of gripper actions: float32, or with `keep_floats` any float."""
+    """Return the namespace and the array of gripper actions: float32, or with `keep_floats` any float."""
     xp = get_namespace(actions)
     values = xp.asarray(actions)
     if not keep_floats or values.dtype.kind != "f":
@@ -477,7 +481,7 @@ def invert_gripper_actions(actions: Any) -> Any:
 
 @public("bushel.trajectory.data_utils")
 def relabel_actions(traj: Mapping[str, Any]) -> Tree:
-    """Replaces actions by the motion that was reached: differences of the first six numbers of `observation/state`.
+    """Replace actions by the motion that was reached: differences of the first six numbers of `observation/state`.
 
     The last number of an action, the gripper, stays. The last step has no successor and is dropped.
 
@@ -493,7 +497,9 @@ def relabel_actions(traj: Mapping[str, Any]) -> Tree:
 
 @public("bushel.trajectory.data_utils")
 def moving(actions: Any, *, at_rest: ArrayLike = 0.0, dims: int = 6, tolerance: float = 1e-5) -> Any:
-    """Which frames move: one of the first `dims` numbers of the action differs from `at_rest`. For a `frame_filter`.
+    """Return which frames move: one of the first `dims` numbers of the action differs from `at_rest`.
+
+    For a `frame_filter`.
 
     For normalised actions `at_rest` must be the normalised zero of each dimension.
 
@@ -511,7 +517,7 @@ def moving(actions: Any, *, at_rest: ArrayLike = 0.0, dims: int = 6, tolerance: 
 def combine_dataset_statistics(
     all_dataset_statistics: Sequence[Mapping[str, Any]], *, compat: Compat | None = None
 ) -> Tree:
-    """The statistics of several data sets together: mean, std, min and max of actions and proprioception.
+    """Return the statistics of several data sets together: mean, std, min and max of actions and proprioception.
 
     An entry that only some data sets have is combined over those. Percentiles are left out, since they cannot be
     computed from those of the parts; `get_dataset_statistics` of all trajectories computes them. With
@@ -565,7 +571,7 @@ def _has_moments(value: Any) -> bool:
 
 @public("bushel.trajectory.data_utils")
 def allocate_threads(n: int | None, weights: ArrayLike, *, compat: Compat | None = None) -> np.ndarray:
-    """`n` threads divided by weight, at least one for each weight above zero. If `n` is None: None for each.
+    """Return `n` threads divided by weight, at least one for each weight above zero. If `n` is None: None for each.
 
     With `compat="crossformer"` and no `n` the result is -1 for each, which means "choose" in TensorFlow.
 
@@ -598,7 +604,7 @@ def allocate_threads(n: int | None, weights: ArrayLike, *, compat: Compat | None
 @public("bushel.trajectory.data_utils")
 @in_states("filter_success_droid")
 def filter_success_droid(trajectory: Mapping[str, Any]) -> bool:
-    """Whether the file of a DROID trajectory is in a folder `success`.
+    """Return whether the file of a DROID trajectory is in a folder `success`.
 
     >>> filter_success_droid({"traj_metadata": {"episode_metadata": {"file_path": [b"/r2d2/success/x.h5"]}}})
     True

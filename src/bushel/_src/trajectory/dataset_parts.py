@@ -35,7 +35,7 @@ class NormalizeEach:
     ends: np.ndarray
 
     def __call__(self, values: np.ndarray, name: str, episode: np.ndarray) -> np.ndarray:
-        """Normalises `values` of the entry `name` in place. Row i belongs to `episode[i]`."""
+        """Normalise `values` of the entry `name` in place. Row i belongs to `episode[i]`."""
         which = np.searchsorted(self.ends, episode, side="right")
         for number, part in enumerate(self.parts):
             here = which == number
@@ -45,7 +45,8 @@ class NormalizeEach:
 
 
 def join_samples(parts: Sequence[Samples]) -> Samples | None:
-    """The samples of all data sets, one data set after another, or None if transforms or layouts of tables differ.
+    """Return the samples of all data sets, one data set after another, or None if transforms or layouts of tables
+    differ.
 
     All draws use the seed of the first data set.
     """
@@ -72,7 +73,7 @@ def join_samples(parts: Sequence[Samples]) -> Samples | None:
 
 
 def _describe_layout(table: Episodes) -> list[Any]:
-    """What must be equal in tables that are joined: the leaves, their dtypes, and the shapes of numbers."""
+    """Return what must be equal in tables that are joined: the leaves, their dtypes, and the shapes of numbers."""
     return sorted(
         (path, str(column.take(np.zeros(1, np.int64)).dtype), column.entry_shape if column.is_numeric else None)
         for path, column in flatten_tree(table.columns).items()
@@ -96,11 +97,13 @@ class TablePart:
     """How many epochs of this part a mixture has; None for no end."""
 
     def trajectories(self) -> MapDataset[Any]:
-        """Whole trajectories."""
+        """Return whole trajectories."""
         return MapDataset.range(len(self.samples.chosen)).map_with_index(self.samples.trajectory)
 
     def indices(self, first: int, total: int, joined: Samples | None = None) -> MapDataset[Any]:
-        """The numbers of the samples, from `first` on, of the `total` samples of all parts, which are `joined`."""
+        """Return the numbers of the samples, from `first` on, of the `total` samples of all parts, which are
+        `joined`.
+        """
         origins = SampleOrigins(self.samples, joined, first)
         numbers = index_samples(len(self.samples), first, total, origins)
         for move in self.moves:
@@ -108,11 +111,11 @@ class TablePart:
         return numbers
 
     def frames(self) -> MapDataset[Any]:
-        """Single frames."""
+        """Return single frames."""
         return self.indices(0, len(self.samples)).map(self.samples, vectorized=True)
 
     def move(self, move: Move) -> TablePart:
-        """The same part after a shuffle or a filter of its frames."""
+        """Return the same part after a shuffle or a filter of its frames."""
         return dataclasses.replace(self, moves=(*self.moves, move))
 
 
@@ -125,15 +128,15 @@ class OpaquePart:
     """How many epochs of this part a mixture has; None for no end."""
 
     def trajectories(self) -> MapDataset[Any]:
-        """Whole trajectories, if the part holds those."""
+        """Return whole trajectories, if the part holds those."""
         return self.ds
 
     def frames(self) -> MapDataset[Any]:
-        """Single frames, if the part holds those."""
+        """Return single frames, if the part holds those."""
         return self.ds
 
     def move(self, move: Move) -> OpaquePart:
-        """The same part after a shuffle or a filter of its elements."""
+        """Return the same part after a shuffle or a filter of its elements."""
         return dataclasses.replace(self, ds=move(self.ds))
 
 
@@ -184,7 +187,10 @@ class _OpaqueFrames:
 
 
 def flatten_opaque(trajectories: MapDataset[Any]) -> OpaquePart:
-    """The frames of trajectories that the library cannot look into. Computes all of them once, to count the frames."""
+    """Return the frames of trajectories that the library cannot look into.
+
+    Computes all of them once, to count the frames.
+    """
     counts = dict(evaluate_once(trajectories, count_steps, "lengths of trajectories"))
     lengths = np.array([counts.get(number, 0) for number in range(len(trajectories))], dtype=np.int64)
     if len(lengths) and not lengths.any():
@@ -197,7 +203,7 @@ def flatten_opaque(trajectories: MapDataset[Any]) -> OpaquePart:
 
 @in_states("count_steps")
 def count_steps(trajectory: Mapping[str, Any]) -> int:
-    """The number of steps of a trajectory."""
+    """Return the number of steps of a trajectory."""
     return len(trees.leaves(trajectory)[0])
 
 
@@ -208,7 +214,7 @@ class OnTrajectories:
     function: Callable[..., Any]
 
     def apply(self, ds: MapDataset[Any], flattened: bool) -> MapDataset[Any]:
-        """The dataset after the function."""
+        """Return the dataset after the function."""
         return ds.map(self.function)
 
 
@@ -220,7 +226,7 @@ class OnFrames:
     seed: int | None = None
 
     def apply(self, ds: MapDataset[Any], flattened: bool) -> MapDataset[Any]:
-        """The dataset after the function. For trajectories the function is called frame by frame."""
+        """Return the dataset after the function. For trajectories the function is called frame by frame."""
         if self.seed is None:
             return ds.map(self.function if flattened else functools.partial(_map_frames, self.function))
         changed = self.function if flattened else functools.partial(_map_frames_randomly, self.function)

@@ -76,7 +76,7 @@ class Quantiles:
         return len(self._levels)
 
     def add(self, rows: np.ndarray) -> None:
-        """Adds rows, float32[n, width]."""
+        """Add rows, float32[n, width]."""
         self._check(rows.shape[-1])
         # A copy, since `rows` may be a view that keeps a large array in memory.
         self._put(0, [np.array(rows, np.float32)])
@@ -84,7 +84,7 @@ class Quantiles:
         self._compact()
 
     def absorb(self, other: Quantiles) -> None:
-        """Adds all rows of another object."""
+        """Add all rows of another object."""
         self._check(other.width)
         for level, pieces in enumerate(other._levels):
             if level == len(self._levels):
@@ -95,7 +95,7 @@ class Quantiles:
         self._compact()
 
     def joined(self) -> Quantiles:
-        """The quantiles of all numbers together, as one column."""
+        """Return the quantiles of all numbers together, as one column."""
         whole = Quantiles(1, 4 * self.width * self._most_rows)
         whole.rank_error = self.rank_error * self.width
         whole.count = self.count * self.width
@@ -106,7 +106,7 @@ class Quantiles:
         return whole
 
     def at(self, share: ArrayLike) -> np.ndarray:
-        """The quantile of each column, float64[width]; for several shares, one row for each share."""
+        """Return the quantile of each column, float64[width]; for several shares, one row for each share."""
         if not self.count:
             raise ValueError("There are no rows to compute quantiles from.")
         shares = np.asarray(share, np.float64)
@@ -132,7 +132,7 @@ class Quantiles:
         self._later.append(False)
 
     def _compact(self) -> None:
-        """Halves levels, the lowest large one first, until the rows fit."""
+        """Halve levels, the lowest large one first, until the rows fit."""
         while self.rows_kept > self._most_rows:
             # At least one level is larger than this, since the sum of all sizes is too large.
             large = self._most_rows // (len(self._levels) + 1)
@@ -151,7 +151,7 @@ class Quantiles:
 
 
 def _select_ranks(values: np.ndarray, weights: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """The values at these ranks, where each value counts as many times as its weight."""
+    """Return the values at these ranks, where each value counts as many times as its weight."""
     order = np.argsort(values)
     return values[order[np.searchsorted(np.cumsum(weights[order]), ranks, side="right")]]
 
@@ -189,7 +189,7 @@ class Statistics:
         return self._quantiles.rank_error
 
     def add(self, values: ArrayLike) -> None:
-        """Adds rows: an array whose first axis counts the rows."""
+        """Add rows: an array whose first axis counts the rows."""
         array = np.asarray(values, np.float32)
         if array.ndim == 0:
             raise ValueError(f"add needs an array of rows, got the number {array}.")
@@ -211,7 +211,7 @@ class Statistics:
         self._quantiles.add(rows)
 
     def absorb(self, other: Statistics) -> None:
-        """Adds all rows of another `Statistics` object."""
+        """Add all rows of another `Statistics` object."""
         if other._shape is None:
             return
         self._accept(other._shape)
@@ -220,7 +220,7 @@ class Statistics:
             self._quantiles.absorb(other._quantiles)
 
     def summary(self) -> dict[str, Any]:
-        """The statistics as plain lists: mean, std, max, min, p99, p01."""
+        """Return the statistics as plain lists: mean, std, max, min, p99, p01."""
         if not self.count:
             raise ValueError("Statistics cannot be computed: no rows were added.")
         low, high = self._quantiles.at([0.01, 0.99])
@@ -255,7 +255,7 @@ class Statistics:
 
 @in_states("merge_statistics")
 def merge(a: Statistics, b: Statistics) -> Statistics:
-    """The statistics of the rows of both objects.
+    """Return the statistics of the rows of both objects.
 
     >>> a, b = Statistics(), Statistics()
     >>> a.add([[1.0]]), b.add([[3.0]])
@@ -270,7 +270,8 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
 
 
 def code_of(function: Callable[..., Any] | Mapping[str, Any] | None) -> str:
-    """A short text that changes when a function changes: its bytecode, its arguments, or what it reads in user modules.
+    """Return a short text that changes when a function changes: its bytecode, its arguments, or what it reads in user
+    modules.
 
     Pass it as one of `hash_dependencies`: statistics are then computed again when the function has changed. A
     `ModuleSpec` is treated as the function that it names.
@@ -296,7 +297,9 @@ def get_dataset_statistics(
     workers: int | WorkerOptions | None = None,
     storage_options: Options | None = None,
 ) -> dict[str, Any]:
-    """The statistics of a data set's actions and of some entries of its observations. Kept in a file for later calls.
+    """Return the statistics of a data set's actions and of some entries of its observations.
+
+    Kept in a file for later calls.
 
     With `compat="crossformer"` the first trajectory counts twice for the observations, and files have the names that
     the original gives them.
@@ -344,7 +347,7 @@ def _places(
     compat: Compat | None,
     options: Options | None,
 ) -> tuple[list[Folder], str]:
-    """The folders where the file may be (the user's, and the cache folder), and the name of the file."""
+    """Return the folders where the file may be (the user's, and the cache folder), and the name of the file."""
     if reproduces_faults(compat):
         text, own = "".join(dependencies), os.path.expanduser("~/.cache/crossformer")
     else:
@@ -356,7 +359,7 @@ def _places(
 
 
 def _keep(folder: Folder, name: str, found: Mapping[str, Any], as_original: bool) -> None:
-    """Writes the file. If the original should read it too, its checksum is written to a separate file beside it."""
+    """Write the file. If the original should read it too, its checksum is written to a separate file beside it."""
     if not as_original:
         folder.write(name, checked_files.json_bytes(_plain(found)))
         return
@@ -365,7 +368,7 @@ def _keep(folder: Folder, name: str, found: Mapping[str, Any], as_original: bool
 
 
 def _known(folder: Folder, name: str, keys: Sequence[str], as_original: bool) -> dict[str, Any] | None:
-    """The statistics that an earlier run has kept; None if there are none, or if their file is damaged."""
+    """Return the statistics that an earlier run has kept; None if there are none, or if their file is damaged."""
     path = folder.path(name)
     try:
         found = _checked(path, folder.options, needs_checksum=not as_original)
@@ -423,7 +426,9 @@ def _compute(
 def _open_stream(
     trajectories: Any, keys: tuple[str, ...], workers: int | WorkerOptions | None
 ) -> tuple[Iterator[dict[str, np.ndarray]], int | None]:
-    """The entries of each trajectory that the statistics need, in order, and the number of trajectories if known."""
+    """Return the entries of each trajectory that the statistics need, in order, and the number of trajectories if
+    known.
+    """
     pick = functools.partial(_pick, keys=keys)
     if isinstance(trajectories, Mapping):
         raise TypeError("Statistics need many trajectories, got a dict. For a single trajectory, pass a list with it.")
@@ -452,7 +457,7 @@ def _pick(traj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, np.ndarra
 
 @public("bushel.trajectory")
 def load_statistics(path: str | os.PathLike[str], *, storage_options: Options | None = None) -> dict[str, Any]:
-    """Loads statistics from a JSON file of ours or of the original, local or in a store.
+    """Load statistics from a JSON file of ours or of the original, local or in a store.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "statistics.json")
@@ -477,7 +482,7 @@ def _checked(path: str | os.PathLike[str], options: Options | None, *, needs_che
 
 
 def _wrong(found: Mapping[str, Any]) -> str | None:
-    """What is wrong with statistics; None if they have the form of `summary`. Other entries are allowed."""
+    """Return what is wrong with statistics; None if they have the form of `summary`. Other entries are allowed."""
     action = found.get("action")
     if not isinstance(action, Mapping) or not {"mean", "std"} <= set(action):
         return "They have no mean and std of the action."
@@ -499,7 +504,7 @@ def _wrong(found: Mapping[str, Any]) -> str | None:
 def save_statistics(
     path: str | os.PathLike[str], stats: Mapping[str, Any], *, storage_options: Options | None = None
 ) -> None:
-    """Writes statistics to a JSON file with a checksum, local or in a store. Arrays become lists.
+    """Write statistics to a JSON file with a checksum, local or in a store. Arrays become lists.
 
     After an error, the file has its old content.
     """

@@ -54,7 +54,7 @@ def apply_trajectory_transforms(
     frame_filter: Function | None = None,
     compat: Compat | None = None,
 ) -> TrajectoryDataset:
-    """Turns trajectories into samples: filters, goals, windows of observations, chunks of actions, masks.
+    """Turn trajectories into samples: filters, goals, windows of observations, chunks of actions, masks.
 
     Args:
       dataset: trajectories, not flattened.
@@ -118,7 +118,7 @@ def apply_trajectory_transforms(
 
 
 def _check_layout(columns: Mapping[str, Any], transformed: bool) -> None:
-    """Raises ValueError for trajectories that were transformed before, and for dicts where transforms need arrays."""
+    """Raise ValueError for trajectories that were transformed before, and for dicts where transforms need arrays."""
     observed = columns.get("observation", {})
     if transformed or "timestep_pad_mask" in observed:
         raise ValueError(
@@ -174,7 +174,7 @@ def _check_strategy(
 def _filter_episodes(
     samples: Samples, skip_unlabeled: bool, max_action: float | None, max_proprio: float | None
 ) -> np.ndarray:
-    """One bool per chosen episode: whether it passes the filters."""
+    """Return one bool per chosen episode: whether it passes the filters."""
     table = samples.episodes
     passing = np.ones(len(table), dtype=bool)
     if skip_unlabeled:
@@ -192,7 +192,7 @@ def _filter_episodes(
 def _check_not_empty(
     left: Sized, samples: Samples, before: int, one: str, several: str, filters: Mapping[str, Any]
 ) -> None:
-    """Raises ValueError for a data set without samples: an endless mixture would wait for its first sample forever."""
+    """Raise ValueError for a data set without samples: an endless mixture would wait for its first sample forever."""
     if not len(left):
         active = ", ".join(f"{name}={value}" for name, value in filters.items() if value is not None)
         if not before:
@@ -285,7 +285,7 @@ def apply_frame_transforms(
     seed: int = 0,
     compat: Compat | None = None,
 ) -> TrajectoryDataset:
-    """Decodes and resizes the images of each frame. For training it also drops some images and augments the others.
+    """Decode and resize the images of each frame. For training it also drops some images and augments the others.
 
     Args:
       dataset: frames, or trajectories, whose frames are then transformed one by one.
@@ -314,7 +314,7 @@ def apply_frame_transforms(
 
 
 def _check_augmented(asked: Mapping[str, Any], images: Sequence[str] | None) -> None:
-    """Raises ValueError for arguments that augment nothing: no order of operations, or no name of an image."""
+    """Raise ValueError for arguments that augment nothing: no order of operations, or no name of an image."""
     if not asked or "augment_order" in asked:
         return
     if not all(isinstance(own, Mapping) and "augment_order" in own for own in asked.values()):
@@ -331,7 +331,7 @@ def _check_augmented(asked: Mapping[str, Any], images: Sequence[str] | None) -> 
 
 
 def _check_sizes(asked: Any, what: str) -> Any:
-    """The given sizes, after a check: (height, width), or a dict of such pairs by name."""
+    """Return the given sizes, after a check: (height, width), or a dict of such pairs by name."""
     if asked is None:
         return {}
     for name, size in asked.items() if isinstance(asked, Mapping) else [(None, asked)]:

@@ -38,19 +38,21 @@ class ImageParts(abc.ABC):
     def read(
         self, records: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
     ) -> list[bytes]:
-        """The images at these places, encoded, in the given order. Each place occurs once."""
+        """Return the images at these places, encoded, in the given order. Each place occurs once."""
 
     @abc.abstractmethod
     def select_file(self, record: int) -> tuple[ImageParts, int]:
-        """The reader of only the file that holds a record, and the record's number for that reader."""
+        """Return the reader of only the file that holds a record, and the record's number for that reader."""
 
     @abc.abstractmethod
     def describe(self, record: int, start: int) -> str:
-        """Where an image is, for an error: its file, and which image of the file it is."""
+        """Return where an image is, for an error: its file, and which image of the file it is."""
 
     @overridable
     def for_other_machines(self) -> ImageParts:
-        """A reader whose pickles name no file of this machine's cache; by default this reader, which names none."""
+        """Return a reader whose pickles name no file of this machine's cache; by default this reader, which names
+        none.
+        """
         return self
 
 
@@ -82,7 +84,7 @@ class RecordParts(ImageParts):
     def read(
         self, records: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
     ) -> list[bytes]:
-        """The parts, in the given order. Parts of a remote file that lie close together are read by one request.
+        """Return the parts, in the given order. Parts of a remote file that lie close together are read by one request.
 
         A checksum covers a whole record, so it cannot be compared for a part of it. A file that was cut short or
         replaced is an error, but a changed bit is not noticed.
@@ -116,7 +118,7 @@ class RecordParts(ImageParts):
                 self._kept_bytes -= len(self._kept.popitem(last=False)[1])
 
     def select_file(self, record: int) -> tuple[RecordParts, int]:
-        """The reader of only the file that holds a record, and the record's number in that file."""
+        """Return the reader of only the file that holds a record, and the record's number in that file."""
         number, place = self._source.locate(record)
         if len(self._source.paths) == 1:
             return self, place
@@ -125,7 +127,7 @@ class RecordParts(ImageParts):
         return self._alone[number], place
 
     def describe(self, record: int, start: int) -> str:
-        """The file, the number of the record in it, and the byte in the record."""
+        """Return the file, the number of the record in it, and the byte in the record."""
         number, place = self._source.locate(record)
         return f"{redact.show(self._source.paths[number])}, record {place}, from its byte {start} on"
 
@@ -142,7 +144,10 @@ _opened_lock = threading.Lock()
 
 
 def _open_once(key: str, source: JoinedRecords) -> RecordParts:
-    """The reader of a source that came from another process. One with open files is used again if there is one."""
+    """Return the reader of a source that came from another process.
+
+    One with open files is used again if there is one.
+    """
     with _opened_lock:
         parts = _opened.pop(key, None) or RecordParts(source)
         _opened[key] = parts
@@ -210,7 +215,7 @@ class Encoded:
 
 
 def read_all(values: Sequence[bytes | Encoded]) -> list[bytes]:
-    """Encoded images as bytes. Images that are still in files are read together, and each of them once.
+    """Return encoded images as bytes. Images that are still in files are read together, and each of them once.
 
     >>> read_all([b"one", b""])
     [b'one', b'']
@@ -247,7 +252,10 @@ def _remember(parts: ImageParts, places: Sequence[tuple[int, int, int]], content
 
 
 def describe_origin(content: bytes | Encoded) -> str:
-    """Where in which file an image lies: a handle, or bytes that `read_all` returned a moment ago. "" if not known."""
+    """Return where in which file an image lies: a handle, or bytes that `read_all` returned a moment ago.
+
+    "" if not known.
+    """
     if isinstance(content, Encoded):
         return content.parts.describe(*content.place[:2])
     with _origins_lock:

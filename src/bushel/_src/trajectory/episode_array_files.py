@@ -59,16 +59,19 @@ class ArrayFile:
         return redact.show(self.path)
 
     def open(self) -> Any:
-        """The open file: names lead to arrays, in an HDF5 file also to groups."""
+        """Return the open file: names lead to arrays, in an HDF5 file also to groups."""
         return _pool().open(self).content
 
     def array(self, name: str) -> Any:
-        """An array of the file, which is read by slices. A name that is not there raises KeyError."""
+        """Return an array of the file, which is read by slices. A name that is not there raises KeyError."""
         return _pool().open(self).array(name)
 
 
 def list_datasets(group: Any, file: Any) -> dict[str, Any]:
-    """All datasets of a group of an open HDF5 file, by their paths in it. One that lies in another file is an error."""
+    """Return all datasets of a group of an open HDF5 file, by their paths in it.
+
+    One that lies in another file is an error.
+    """
     found: dict[str, Any] = {}
     group.visititems(lambda name, item: found.__setitem__(name, item) if hasattr(item, "shape") else None)
     for name, item in found.items():
@@ -77,7 +80,7 @@ def list_datasets(group: Any, file: Any) -> dict[str, Any]:
 
 
 def find_versions(kind: Kind, paths: list[str], options: redact.Options) -> list[ArrayFile]:
-    """The files with the versions that they have now."""
+    """Return the files with the versions that they have now."""
     return [ArrayFile(kind, path, file_access.fingerprint_files([path], options)[0], options) for path in paths]
 
 
@@ -125,7 +128,7 @@ def _open_hdf5(file: ArrayFile) -> Any:
 
 @contextlib.contextmanager
 def describing_damage(shown: str, kind: str = "HDF5") -> Iterator[None]:
-    """Turns whatever error a damaged file leads to into a `DamagedFile` that names the file."""
+    """Turn whatever error a damaged file leads to into a `DamagedFile` that names the file."""
     try:
         yield
     except (ImportError, DamagedFile):
@@ -216,7 +219,7 @@ def _pool() -> _ArrayFilePool:
 
 
 def sort_by_number(names: Iterable[str]) -> list[str]:
-    """Names in the order of the numbers in them: "demo_2" comes before "demo_10".
+    """Return names in the order of the numbers in them: "demo_2" comes before "demo_10".
 
     >>> sort_by_number(["demo_10", "demo_2"])
     ['demo_2', 'demo_10']
@@ -225,7 +228,7 @@ def sort_by_number(names: Iterable[str]) -> list[str]:
 
 
 def find_file(name: str, data_dir: Any, options: Any, endings: Sequence[str]) -> str:
-    """The file of a data set: data_dir/name with or without an ending, or `data_dir` if that is a file."""
+    """Return the file of a data set: data_dir/name with or without an ending, or `data_dir` if that is a file."""
     above = paths.expand_path(data_dir)
     if redact.remove_query(above).endswith(tuple(endings)):
         candidates = [above]
@@ -250,7 +253,8 @@ def _exists(path: str, options: Any) -> bool:
 
 
 def find_episode_files(name: str, data_dir: Any, options: Any, endings: Sequence[str]) -> dict[str, list[str]]:
-    """The files of a data set with one file per episode, for each split, in the order of the numbers in their names.
+    """Return the files of a data set with one file per episode, for each split, in the order of the numbers in their
+    names.
 
     They lie in data_dir/name, or in `data_dir` itself: all in one folder, which is then the split "train", or in one
     folder for each split. `data_dir` may also be a single file.
@@ -301,7 +305,7 @@ def _list_folders(folder: str, options: Any, endings: Sequence[str]) -> list[str
 
 
 def number_files(splits: dict[str, list[str]]) -> tuple[list[str], dict[str, np.ndarray]]:
-    """All files of all splits, and the numbers of those of each split."""
+    """Return all files of all splits, and the numbers of those of each split."""
     paths = [path for files in splits.values() for path in files]
     ends = np.cumsum([len(files) for files in splits.values()]).tolist()
     ranges = zip(splits, [0, *ends], ends)
@@ -334,7 +338,7 @@ class StoredFrames(ImageParts):
         self._episodes, self._keys, self._reverse = tuple(episodes), tuple(keys), reverse_jpeg_colors
 
     def handles(self, episode: int, key: str, length: int, array: Any, sizes: np.ndarray | None = None) -> np.ndarray:
-        """Handles of the images of an episode, one for each step.
+        """Handle of the images of an episode, one for each step.
 
         Args:
           episode: the number of the episode.
@@ -351,13 +355,13 @@ class StoredFrames(ImageParts):
         return to_objects([Encoded(self, record, step, int(size)) for step, size in enumerate(stored.tolist())])
 
     def padding(self, length: int) -> np.ndarray:
-        """Handles of images that an episode does not have."""
+        """Handle of images that an episode does not have."""
         return to_objects([Encoded(self, 0, 0, 0)] * length)
 
     def read(
         self, records: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
     ) -> list[bytes]:
-        """The images, in the given order. Neighbouring frames of an array are read together."""
+        """Return the images, in the given order. Neighbouring frames of an array are read together."""
         arrays, frames = np.asarray(records, np.int64), np.asarray(starts, np.int64)
         images: list[bytes] = [b""] * len(arrays)
         order = np.lexsort((frames, arrays))
@@ -369,7 +373,7 @@ class StoredFrames(ImageParts):
         return images
 
     def _read_frames(self, record: int, frames: np.ndarray) -> np.ndarray:
-        """Entries of an array. `frames` rise."""
+        """Return entries of an array. `frames` rise."""
         episode, key = divmod(record, len(self._keys))
         file, prefix = self._episodes[episode]
         name = prefix + self._keys[key]
@@ -396,14 +400,14 @@ class StoredFrames(ImageParts):
         return [_reverse_colors(image) for image in images] if self._reverse else images
 
     def select_file(self, record: int) -> tuple[ImageParts, int]:
-        """The reader of the images of only one episode, and the number of the array for it."""
+        """Return the reader of the images of only one episode, and the number of the array for it."""
         episode, key = divmod(record, len(self._keys))
         if len(self._episodes) == 1:
             return self, record
         return StoredFrames([self._episodes[episode]], self._keys, self._reverse), key
 
     def describe(self, record: int, start: int) -> str:
-        """The file, the array in it, and the frame."""
+        """Return the file, the array in it, and the frame."""
         episode, key = divmod(record, len(self._keys))
         file, prefix = self._episodes[episode]
         return f"{file.shown}, frame {start} of {prefix + self._keys[key]!r}"
@@ -413,12 +417,15 @@ class StoredFrames(ImageParts):
 
 
 def _count_bytes(array: Any) -> int:
-    """The size of one entry of an array of pixels with its header."""
+    """Return the size of one entry of an array of pixels with its header."""
     return int(np.prod(array.shape[1:], dtype=np.int64)) * array.dtype.itemsize + len(make_header("|u1", (1,)))
 
 
 def _reverse_colors(image: bytes) -> bytes:
-    """A JPEG image as pixels with reversed channels, with the decoder's settings of OpenCV. Others stay as they are."""
+    """Return a JPEG image as pixels with reversed channels, with the decoder's settings of OpenCV.
+
+    Others stay as they are.
+    """
     if not image.startswith(_JPEG):
         return image
     simplejpeg: Any = import_package("simplejpeg", "robots", "JPEG images")

@@ -44,15 +44,15 @@ class EpisodeSource(Protocol):
     def __getitem__(self, index: int) -> dict[str, Any]: ...
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        """The trajectories at `indices`."""
+        """Return the trajectories at `indices`."""
         ...
 
     def describe(self, index: int) -> str:
-        """The episode and its file, for messages."""
+        """Return the episode and its file, for messages."""
         ...
 
     def fingerprint(self) -> Any:
-        """Plain data that differ for sources that differ."""
+        """Return plain data that differ for sources that differ."""
         ...
 
 
@@ -74,15 +74,15 @@ class EpisodeBuilder(abc.ABC):
 
     @abc.abstractmethod
     def episodes(self, split: str = "all") -> EpisodeSource:
-        """The episodes of a split: "train", "all", "train[:95%]", "train[10:20]", "train+val" ..."""
+        """Return the episodes of a split: "train", "all", "train[:95%]", "train[10:20]", "train+val" ..."""
 
     @abc.abstractmethod
     def positions(self, split: str) -> np.ndarray:
-        """The positions of the episodes of a split among all episodes: int64."""
+        """Return the positions of the episodes of a split among all episodes: int64."""
 
     @overridable
     def default_splits(self) -> tuple[str, str]:
-        """The splits for training and for validation, if the user names none."""
+        """Return the splits for training and for validation, if the user names none."""
         return ("train", "val") if "val" in self.splits else ("train[:95%]", "train[95%:]")
 
 
@@ -93,7 +93,7 @@ Range = tuple[str, int, int]
 
 
 def parse_split(split: str, shards: Mapping[str, Sequence[int]]) -> list[Range]:
-    """The ranges of episodes that a text names: tuples (split, first episode, last episode + 1).
+    """Return the ranges of episodes that a text names: tuples (split, first episode, last episode + 1).
 
     Args:
       split: names of splits, or "all"; each may have a part in brackets, in episodes, percents or shards ("[:95%]",
@@ -204,7 +204,7 @@ def open_episodes(
     format_options: Mapping[str, Any] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> EpisodeBuilder:
-    """Opens a data set of episodes: its splits, and its raw trajectories at any position.
+    """Open a data set of episodes: its splits, and its raw trajectories at any position.
 
     >>> import os, tempfile, numpy as np
     >>> folder = tempfile.mkdtemp()
@@ -237,7 +237,7 @@ _COMMON = ("name", "data_dir", "storage_options")
 
 
 def check_format(format: Any, name: str) -> None:
-    """Raises ValueError if there is no such format."""
+    """Raise ValueError if there is no such format."""
     checks.choice(format, FORMATS, f"Data set {name!r}: format")
 
 
@@ -251,7 +251,7 @@ _INFO = "dataset_info.json"
 
 
 def find_kind(path: str, options: Options | None = None) -> str | None:
-    """The format of the robot episodes at a path or URL; None if there is something else.
+    """Return the format of the robot episodes at a path or URL; None if there is something else.
 
     This reads names of files, and the description or the names in the first file.
 
@@ -275,7 +275,7 @@ def find_kind(path: str, options: Options | None = None) -> str | None:
 
 
 def detect_kind(path: str, options: Options | None = None) -> str:
-    """The format of a data set that must be one of episodes, by the names of its files alone."""
+    """Return the format of a data set that must be one of episodes, by the names of its files alone."""
     place = expand_path(path).rstrip("/")
     if redact.remove_query(place).lower().endswith(_HDF5):
         return "robomimic"
@@ -297,7 +297,9 @@ def detect_kind(path: str, options: Options | None = None) -> str:
 def open_path(
     path: str, kind: str, options: Options | None = None, format_options: Mapping[str, Any] | None = None
 ) -> EpisodeBuilder:
-    """The builder of the data set of a format at a path or URL: a folder, the folder of one version, or a file."""
+    """Return the builder of the data set of a format at a path or URL: a folder, the folder of one version, or a
+    file.
+    """
     place = expand_path(path).rstrip("/")
     above, _, name = redact.remove_query(place).rpartition("/")
     if kind == "rlds" and file_exists(join_path(place, _INFO), options):
@@ -324,7 +326,7 @@ def _find_kind_by_listing(folder: Listing) -> str | None:
 
 
 def _has_actions(path: str, options: Options | None) -> bool:
-    """Whether an `.npz` file is an episode. This reads the names of its arrays only."""
+    """Return whether an `.npz` file is an episode. This reads the names of its arrays only."""
     try:
         with file_access.open_stream(path, options) as stream, zipfile.ZipFile(stream) as file:
             return not {"action.npy", "actions.npy"}.isdisjoint(file.namelist())
@@ -333,7 +335,7 @@ def _has_actions(path: str, options: Options | None) -> bool:
 
 
 def _has_steps(path: str, options: Options | None) -> bool:
-    """Whether the `features.json` of a TFDS data set describes episodes."""
+    """Return whether the `features.json` of a TFDS data set describes episodes."""
     try:
         file = file_access.open_file(path, options)
         return "steps" in json.loads(file.read(0, file.size))["featuresDict"]["features"]

@@ -79,7 +79,7 @@ def convert_episodes(
     format_options: Mapping[str, Any] | None = None,
     progress: Shown = True,
 ) -> Written:
-    """Converts a data set of episodes. A run after a kill, with the same arguments, continues it.
+    """Convert a data set of episodes. A run after a kill, with the same arguments, continues it.
 
     `skipped` of the answer is the number of episodes without steps, which are left out.
 
@@ -196,7 +196,7 @@ def convert_episodes(
 
 
 def _find_cluster() -> RunAll | None:
-    """What runs jobs on the cluster of a `jobs_on_cluster` block; None outside of one."""
+    """Return what runs jobs on the cluster of a `jobs_on_cluster` block; None outside of one."""
     options = find_job_options()
     if not isinstance(options, RayOptions):
         return None
@@ -218,7 +218,7 @@ def _open_source(
 
 
 def refuse_same(source: str, folder: Folder) -> None:
-    """Raises ValueError if the target would be written over the source."""
+    """Raise ValueError if the target would be written over the source."""
     here, there = source.rstrip("/"), folder.address.rstrip("/")
     if folder.on_disk and not paths.is_url(here):
         here, there = os.path.realpath(here), os.path.realpath(there)
@@ -227,7 +227,7 @@ def refuse_same(source: str, folder: Folder) -> None:
 
 
 def _begin(folder: Folder, target: Target, identity: str, overwrite: bool) -> None:
-    """Looks at what is in the folder: nothing, a part of this conversion, or something else."""
+    """Look at what is in the folder: nothing, a part of this conversion, or something else."""
     has_plan = folder.exists(_PLAN)
     if overwrite:
         if has_plan or folder.exists(target.last_file):  # else the files that look like ours are someone else's
@@ -252,13 +252,13 @@ def _begin(folder: Folder, target: Target, identity: str, overwrite: bool) -> No
 
 
 def remove_half_files(folder: Folder) -> None:
-    """Removes the files that a killed run has not completed."""
+    """Remove the files that a killed run has not completed."""
     bases = {name: name.rpartition("/")[2] for name in folder.names(deep=True)}
     folder.remove(name for name, base in bases.items() if base.startswith(".") and base.endswith(checked_files.WRITING))
 
 
 def _remove_data_set(folder: Folder, target: Target) -> None:
-    """Removes the files of a data set of the same format, first the one that makes it a data set."""
+    """Remove the files of a data set of the same format, first the one that makes it a data set."""
     names = [name for name in folder.names(deep=True) if target.belongs(name) or name.startswith(_WORK)]
     folder.remove(sorted(names, key=lambda name: name != target.last_file))
 
@@ -283,7 +283,7 @@ def _working_folder(folder: Folder) -> Iterator[str]:
 def _load_or_build(
     work: str, parts: ImageParts, build: Callable[[], tuple[Episodes, dict[str, int]]]
 ) -> tuple[Episodes, dict[str, int]]:
-    """The table of all episodes: from an earlier run of the same conversion, or from the source."""
+    """Return the table of all episodes: from an earlier run of the same conversion, or from the source."""
     saved, counted = os.path.join(work, "table"), os.path.join(work, "splits.json")
     if os.path.exists(counted):
         with contextlib.suppress(DamagedFile, OSError, ValueError):
@@ -296,7 +296,7 @@ def _load_or_build(
 
 
 def _plan_shards(table: Episodes, counts: Mapping[str, int], shards: int | None, source: EpisodeSource) -> list[Shard]:
-    """Consecutive episodes of each split, with about the same number of frames in each shard."""
+    """Return consecutive episodes of each split, with about the same number of frames in each shard."""
     assert table.numbers is not None
     planned: list[Shard] = []
     first = 0
@@ -405,7 +405,7 @@ def reencode_videos(
     target_storage_options: Options | None = None,
     progress: Shown = True,
 ) -> Written:
-    """Copies a LeRobot folder, v2.1 or v3.0, with videos encoded anew. `elements` of the answer are the videos.
+    """Copy a LeRobot folder, v2.1 or v3.0, with videos encoded anew. `elements` of the answer are the videos.
 
     A file with few key frames is slow to read at random: each frame costs as much as all frames since the key frame
     before it. Rows, tasks and times of frames stay as they are. A run after a kill, with the same arguments, continues.

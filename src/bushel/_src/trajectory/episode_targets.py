@@ -38,12 +38,12 @@ _SAVED_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"
 
 
 def form(folder: str) -> Form:
-    """The format for a folder. The path of the folder gives the name of the data set: "arm", or "arm/1.0.0"."""
+    """Return the format for a folder. The path of the folder gives the name of the data set: "arm", or "arm/1.0.0"."""
     return _Episodes(*name_data_set(folder))
 
 
 def name_data_set(folder: str) -> tuple[str, str]:
-    """The name and the version of the data set in a folder, by the folder's name.
+    """Return the name and the version of the data set in a folder, by the folder's name.
 
     >>> name_data_set("data/arm"), name_data_set("data/arm/2.0.0")
     (('arm', '1.0.0'), ('arm', '2.0.0'))
@@ -172,7 +172,7 @@ class RLDSTarget(Target):
 
 
 def make_episode(table: Episodes, number: int) -> dict[str, Any]:
-    """An episode of a table as RLDS has it: steps, with marks of the first and the last one, and metadata."""
+    """Return an episode of a table as RLDS has it: steps, with marks of the first and the last one, and metadata."""
     length = int(table.lengths[number])
     frames = table.starts[number] + np.arange(length)
     steps: dict[str, Any] = take_entries(table.columns, frames)
@@ -288,7 +288,7 @@ class LeRobotTarget(Target):
         verify: bool,
         facts: dict[str, Any],
     ) -> Iterator[int]:
-        """Writes the video of one camera. Yields how many frames each step wrote, and fills `facts`."""
+        """Write the video of one camera. Yield how many frames each step wrote, and fills `facts`."""
         (name,) = make_paths(VIDEO_PATH, [shard.index], camera)
         prints, starts, shape = [], [], None
         with folder.new_file(name) as path:
@@ -312,7 +312,7 @@ class LeRobotTarget(Target):
 
 
 def _inspect_images(table: Episodes, shard: Shard, camera: str, column: Any, facts: dict[str, Any]) -> Iterator[int]:
-    """Decodes the images of one camera, which are stored in the rows, for their size and statistics."""
+    """Decode the images of one camera, which are stored in the rows, for their size and statistics."""
     shape = None
     for episode in range(shard.low, shard.high):
         frames = _CameraFrames(table, column, shard, episode, camera, shape, in_video=False)
@@ -347,7 +347,7 @@ class _CameraFrames:
         self._where = f"{shard.describe(episode)}, {camera}"
 
     def facts(self) -> dict[str, Any]:
-        """The histogram of the sampled frames, and their number."""
+        """Return the histogram of the sampled frames, and their number."""
         return {"histogram": self.histogram.tolist(), "sampled": self.sampled}
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -391,7 +391,7 @@ class _CameraFrames:
 
 
 def describe_table(table: Episodes, default_task: str, *, has_videos: bool) -> LeRobotColumns:
-    """Which column of a table becomes which feature. Raises ValueError for one that LeRobot cannot hold."""
+    """Return which column of a table becomes which feature. Raise ValueError for one that LeRobot cannot hold."""
     cameras: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
     texts: dict[str, Any] = {}

@@ -28,7 +28,10 @@ _COPIED_BYTES = 256 << 20
 
 
 def make_true(shape: tuple[int, ...]) -> np.ndarray:
-    """An array of bools that are all true. It takes a third of the time of `np.ones`, which counts for small masks."""
+    """Return an array of bools that are all true.
+
+    It takes a third of the time of `np.ones`, which counts for small masks.
+    """
     mask = np.empty(shape, dtype=bool)
     mask.fill(True)
     return mask
@@ -51,11 +54,11 @@ class Numbers:
         return self.values.shape[1:]
 
     def take(self, frames: np.ndarray) -> np.ndarray:
-        """The entries of these frames. The result has the axes of `frames`, then those of an entry."""
+        """Return the entries of these frames. The result has the axes of `frames`, then those of an entry."""
         return np.asarray(self.values.take(frames, axis=0))  # of a mapped file `take` returns a `memmap`
 
     def is_present(self, frames: np.ndarray) -> np.ndarray:
-        """One bool per frame: True for data, False for padding."""
+        """Return one bool per frame: True for data, False for padding."""
         return make_true(frames.shape)
 
 
@@ -72,11 +75,11 @@ class Texts:
         return len(self.codes)
 
     def take(self, frames: np.ndarray) -> np.ndarray:
-        """The texts of these frames, in an array of bytes objects."""
+        """Return the texts of these frames, in an array of bytes objects."""
         return self.values[np.take(self.codes, frames)]
 
     def is_present(self, frames: np.ndarray) -> np.ndarray:
-        """One bool per frame: whether the text is not empty."""
+        """Return one bool per frame: whether the text is not empty."""
         return self._filled[np.take(self.codes, frames)]
 
     @functools.cached_property
@@ -97,7 +100,7 @@ class Images:
         return len(self.places)
 
     def take(self, frames: np.ndarray) -> np.ndarray:
-        """Handles of the images of these frames. Nothing is read yet."""
+        """Handle of the images of these frames. Nothing is read yet."""
         # One handle per distinct frame: `over_window` decodes an image once only where its steps share the handle.
         distinct, back = int64.find_distinct(frames)
         places = self.places[distinct].tolist()
@@ -105,7 +108,7 @@ class Images:
         return handles[back].reshape(frames.shape)
 
     def is_present(self, frames: np.ndarray) -> np.ndarray:
-        """One bool per frame: whether it has an image."""
+        """Return one bool per frame: whether it has an image."""
         return np.take(self.places[:, 2], frames) != 0
 
 
@@ -122,13 +125,13 @@ class Constant:
         return self.count
 
     def take(self, frames: np.ndarray) -> np.ndarray:
-        """The entry, once for each of these frames."""
+        """Return the entry, once for each of these frames."""
         if isinstance(self.entry, bytes):
             return np.full(frames.shape, self.entry, dtype=object)
         return np.broadcast_to(self.entry, (*frames.shape, *np.shape(self.entry))).copy()
 
     def is_present(self, frames: np.ndarray) -> np.ndarray:
-        """One bool per frame: True for data, False for padding."""
+        """Return one bool per frame: True for data, False for padding."""
         return np.full(frames.shape, self.present)
 
     @property
@@ -167,7 +170,7 @@ class Joined:
         return np.cumsum([len(column) for column in self.columns])
 
     def take(self, frames: np.ndarray) -> np.ndarray:
-        """The entries of these frames. The result has the axes of `frames`, then those of an entry."""
+        """Return the entries of these frames. The result has the axes of `frames`, then those of an entry."""
         if self._large is not None:
             return self._copy_entries(frames, self._large)
         return self._read_columns(frames, lambda column, some: column.take(some))
@@ -180,7 +183,7 @@ class Joined:
         return arrays if large else None
 
     def _copy_entries(self, frames: np.ndarray, arrays: list[np.ndarray]) -> np.ndarray:
-        """Copies entry by entry into the result. A gather per column would copy each entry twice."""
+        """Copy entry by entry into the result. A gather per column would copy each entry twice."""
         which = self._find_columns(frames)
         begins = (self._ends - [len(array) for array in arrays])[which]
         places = (frames.reshape(len(frames), -1) - begins[:, None]).tolist()
@@ -193,7 +196,7 @@ class Joined:
         return out
 
     def is_present(self, frames: np.ndarray) -> np.ndarray:
-        """One bool per frame: True for data, False for padding."""
+        """Return one bool per frame: True for data, False for padding."""
         if all(isinstance(column, Numbers) for column in self.columns):
             return make_true(frames.shape)
         return self._read_columns(frames, lambda column, some: column.is_present(some))
@@ -212,7 +215,10 @@ class Joined:
         return read(self.columns[0], frames) if out is None else out
 
     def _find_columns(self, frames: np.ndarray) -> np.ndarray:
-        """The column of each row of `frames`. The first frame decides: all frames of a row are of one episode."""
+        """Return the column of each row of `frames`.
+
+        The first frame decides: all frames of a row are of one episode.
+        """
         first = frames if frames.ndim == 1 else frames.reshape(len(frames), -1)[:, 0]
         return np.searchsorted(self._ends, first, side="right")
 
@@ -221,7 +227,10 @@ Column = Numbers | Texts | Images | Constant | Joined
 
 
 def join_columns(columns: Sequence[Column]) -> Column:
-    """Several columns, one after another, as one. Few numbers are copied into one array, which is read faster."""
+    """Return several columns, one after another, as one.
+
+    Few numbers are copied into one array, which is read faster.
+    """
     numbers = [column.values for column in columns if isinstance(column, Numbers)]
     if len(numbers) == len(columns) and sum(values.nbytes for values in numbers) <= _COPIED_BYTES:
         return Numbers(np.concatenate(numbers))
@@ -233,7 +242,7 @@ Columns = dict[str, Any]
 
 
 def take_entries(column: Any, frames: np.ndarray) -> Any:
-    """The entries of a column, or of each column of a tree."""
+    """Return the entries of a column, or of each column of a tree."""
     if isinstance(column, dict):
         return {name: take_entries(entry, frames) for name, entry in column.items()}
     return column.take(frames)
@@ -243,7 +252,9 @@ _PLACES = "@places"
 
 
 def replace_handles(trajectory: Mapping[str, Any]) -> dict[str, Any]:
-    """A trajectory with the places of its images instead of handles: integers, which are cheap to send to a process."""
+    """Return a trajectory with the places of its images instead of handles: integers, which are cheap to send to a
+    process.
+    """
     replaced: dict[str, Any] = {}
     for name, leaf in trajectory.items():
         if isinstance(leaf, Mapping):
@@ -272,7 +283,7 @@ class TableBuilder:
         self._lengths: list[int] = []
 
     def add(self, trajectory: Mapping[str, Any]) -> None:
-        """Adds the frames of one trajectory after `replace_handles`. A trajectory without frames is left out.
+        """Add the frames of one trajectory after `replace_handles`. A trajectory without frames is left out.
 
         Raises:
           BadTrajectory: it does not fit to those before. Its number is the number of those that were added.
@@ -310,7 +321,7 @@ class TableBuilder:
         self._lengths.append(size)
 
     def columns(self) -> Columns:
-        """The columns of all frames so far."""
+        """Return the columns of all frames so far."""
         columns: dict[tuple[str, ...], Column] = {}
         for path, leaf in self._leaves.items():
             column = leaf.column()
@@ -321,7 +332,7 @@ class TableBuilder:
         return nest_leaves(columns)
 
     def lengths(self) -> np.ndarray:
-        """The number of frames of each trajectory."""
+        """Return the number of frames of each trajectory."""
         return np.array(self._lengths, dtype=np.int64)
 
 
@@ -359,7 +370,7 @@ class _ColumnBuilder:
 
 
 def make_column(values: Any) -> Column:
-    """An array as a column. Numbers are not copied."""
+    """Return an array as a column. Numbers are not copied."""
     builder = _ColumnBuilder()
     builder.add(values if isinstance(values, np.ndarray) else np.asarray(values))
     return builder.column()
@@ -409,7 +420,7 @@ class Episodes:
     def of(
         trajectories: Iterable[Mapping[str, Any]], *, fingerprint: Any = None, parts: ImageParts | None = None
     ) -> Episodes:
-        """The table of some trajectories: trees of arrays with a leading axis of time. Empty ones are left out.
+        """Return the table of some trajectories: trees of arrays with a leading axis of time. Empty ones are left out.
 
         Where `replace_handles` has put places instead of images, `parts` are the records that hold the images.
         """
@@ -420,7 +431,9 @@ class Episodes:
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, Any], lengths: Sequence[int] | np.ndarray) -> Episodes:
-        """The table of arrays that hold the frames of all episodes, one episode after another. Nothing is copied.
+        """Return the table of arrays that hold the frames of all episodes, one episode after another.
+
+        Nothing is copied.
 
         >>> table = Episodes.of_arrays({"action": np.zeros((8, 2), np.float32)}, [3, 5])
         """
@@ -445,7 +458,7 @@ class Episodes:
 
     @staticmethod
     def join(tables: Sequence[Episodes]) -> Episodes:
-        """Several tables with the same columns as one table: their episodes one after another."""
+        """Return several tables with the same columns as one table: their episodes one after another."""
         leaves = [flatten_tree(table.columns) for table in tables]
         columns = {path: join_columns([leaf[path] for leaf in leaves]) for path in leaves[0]}
         fingerprint = [table.fingerprint for table in tables]
@@ -460,20 +473,21 @@ class Episodes:
         return [column for column in columns if isinstance(column, Images)]
 
     def _all_of(self, column: Column) -> np.ndarray:
-        """One bool per episode: whether this column of the table has no padding in any frame."""
+        """Return one bool per episode: whether this column of the table has no padding in any frame."""
         return np.logical_and.reduceat(column.is_present(np.arange(self.frames)), self.starts)
 
     def _any_of(self, column: Column) -> np.ndarray:
-        """One bool per episode: whether this column of the table has data in at least one frame."""
+        """Return one bool per episode: whether this column of the table has data in at least one frame."""
         return np.logical_or.reduceat(column.is_present(np.arange(self.frames)), self.starts)
 
     def with_columns(self, more: Columns) -> Episodes:
-        """The table with more columns."""
+        """Return the table with more columns."""
         leaves = flatten_tree(self.columns) | flatten_tree(more)
         return dataclasses.replace(self, columns=nest_leaves(leaves), folder=None)
 
     def _padded_like(self, other: Episodes) -> Episodes:
-        """The table, with those columns declared padding that are padding in `other` and still have the same values.
+        """Return the table, with those columns declared padding that are padding in `other` and still have the same
+        values.
 
         A user's function returns padding as plain zeros, which look like data.
         """
@@ -488,7 +502,9 @@ class Episodes:
         return self.with_columns(nest_leaves(padding))
 
     def _for_other_machines(self) -> Episodes:
-        """The table with its columns in memory: a pickle of it names no files of this machine but those of images."""
+        """Return the table with its columns in memory: a pickle of it names no files of this machine but those of
+        images.
+        """
         parts = find_parts(self)
         other = None if parts is None else parts.for_other_machines()
         leaves = {
@@ -509,7 +525,7 @@ class Episodes:
 
 
 def save(episodes: Episodes, folder: str, *, replace: bool = False) -> Episodes:
-    """Writes a table to a folder, completely or not at all, and returns the table mapped from there.
+    """Write a table to a folder, completely or not at all, and return the table mapped from there.
 
     `replace` replaces an older folder. A process that has the older files mapped can still read them.
     """
@@ -536,7 +552,7 @@ def save(episodes: Episodes, folder: str, *, replace: bool = False) -> Episodes:
 
 
 def find_parts(episodes: Episodes) -> ImageParts | None:
-    """The records that hold the images of a table. The table must be of one data set."""
+    """Return the records that hold the images of a table. The table must be of one data set."""
     return episodes._image_columns[0].parts if episodes._image_columns else None
 
 
@@ -564,7 +580,7 @@ def _write_column(column: Column, path: str) -> dict[str, Any]:
 
 
 def load(folder: str, parts: ImageParts | None, *, verify: bool = True) -> Episodes:
-    """A table that `save` wrote, with its columns mapped. A damaged file raises DamagedFile.
+    """Return a table that `save` wrote, with its columns mapped. A damaged file raises DamagedFile.
 
     Args:
       folder: the folder of the table.
@@ -584,7 +600,7 @@ def load(folder: str, parts: ImageParts | None, *, verify: bool = True) -> Episo
 
 
 def _load_unchecked(folder: str, parts: ImageParts | None) -> Episodes:
-    """The table in a worker process. The process that built the pipeline has verified the checksums."""
+    """Return the table in a worker process. The process that built the pipeline has verified the checksums."""
     return load(folder, parts, verify=False)
 
 

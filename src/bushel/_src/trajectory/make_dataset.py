@@ -119,7 +119,7 @@ class _PrepareEpisode:
 
 
 def _name_episode(error: Exception, source: EpisodeSource | None, number: int) -> Exception:
-    """The error with the episode and its file in front of the message, if it is a ValueError without them."""
+    """Return the error with the episode and its file in front of the message, if it is a ValueError without them."""
     if source is None or type(error) not in (ValueError, BadTrajectory):
         return error
     where = source.describe(number)
@@ -135,7 +135,7 @@ def _load_or_build_table(
     options: MultiprocessingOptions | None,
     anew: bool,
 ) -> Episodes:
-    """The table of the episodes of all splits that pass the filters: from the cache folder, unless `anew`."""
+    """Return the table of the episodes of all splits that pass the filters: from the cache folder, unless `anew`."""
     raw = builder.episodes("all")
     codes = [identify_function(function) for function in filters]
     fingerprint = [raw.fingerprint(), whole_digest(restructure), *codes, ignore_errors]
@@ -193,7 +193,10 @@ def _load_or_build_table(
 def _collect_wanted(
     entries: Iterator[dict[str, Any]], numbers: list[int], metadata: list[Tree], errors: list[str], name: str
 ) -> Iterator[Tree]:
-    """The trajectories that are not empty. Appends their numbers and metadata, and the errors of those that failed."""
+    """Yield the trajectories that are not empty.
+
+    Appends their numbers and metadata, and the errors of those that failed.
+    """
     for entry in entries:
         if entry["trajectory"] is not None and count_steps(entry["trajectory"]):
             numbers.append(entry["number"])
@@ -260,7 +263,8 @@ def make_dataset_from_rlds(
     format_options: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> tuple[TrajectoryDataset, dict[str, Any]]:
-    """The normalised trajectories of a TFDS/RLDS folder, in the layout that transforms expect; and their statistics.
+    """Return the normalised trajectories of a TFDS/RLDS folder, in the layout that transforms expect; and their
+    statistics.
 
     The statistics are a tree of arrays, as in the original.
 
@@ -399,12 +403,14 @@ def make_dataset_from_rlds(
 
 
 def _choose_workers(asked: int | None) -> MultiprocessingOptions | None:
-    """The worker processes for a hint. None and -1, as in TensorFlow, let the library choose."""
+    """Return the worker processes for a hint. None and -1, as in TensorFlow, let the library choose."""
     return None if asked is None or asked <= 0 else MultiprocessingOptions(min(asked, os.cpu_count() or 1))
 
 
 def _make_arrays(statistics: Mapping[str, Any]) -> dict[str, Any]:
-    """Statistics with an array at each leaf, also for counts: models of this family call `tolist()` on all leaves."""
+    """Return statistics with an array at each leaf, also for counts: models of this family call `tolist()` on all
+    leaves.
+    """
     return {
         name: _make_arrays(value) if isinstance(value, Mapping) else np.array(value)
         for name, value in statistics.items()
@@ -457,7 +463,8 @@ def make_dataset_from_lerobot(
     on_error: BadEpisodes = "raise",
     **arguments: Any,
 ) -> tuple[TrajectoryDataset, dict[str, Any]]:
-    """The normalised trajectories of a LeRobot data set, in the layout that transforms expect; and their statistics.
+    """Return the normalised trajectories of a LeRobot data set, in the layout that transforms expect; and their
+    statistics.
 
     Args:
       name, data_dir: the data set lies in `data_dir/name`, or is `data_dir` itself; `data_dir` may be a URL.

@@ -60,7 +60,7 @@ _TABLES = {f"bushel.trajectory.oxe.{project}": project for project in PROJECTS}
 
 
 def check_references(content: Any, path: str, modules: Sequence[str]) -> None:
-    """Raises ValueError for a configuration that names a function outside `modules` and our own transforms.
+    """Raise ValueError for a configuration that names a function outside `modules` and our own transforms.
 
     Args:
       content: the content of the file.
@@ -87,7 +87,7 @@ def _is_own_transform(module: str, name: str) -> bool:
 
 
 def _find_references(content: Any) -> Iterator[tuple[str, str]]:
-    """Module and name of each function that a configuration names."""
+    """Yield module and name of each function that a configuration names."""
     if isinstance(content, str):
         if match := _REFERENCE.fullmatch(content):
             yield match[1], match[2]
@@ -180,7 +180,7 @@ class DatasetConfig:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """A config from its fields. An unknown name raises ValueError, with the nearest known name.
+        """Return a config from its fields. An unknown name raises ValueError, with the nearest known name.
 
         With "oxe_kwargs", arguments of `make_oxe_dataset_kwargs`, the fields come from the tables of Open X-Embodiment.
         Fields beside it replace them.
@@ -195,11 +195,11 @@ class DatasetConfig:
         return _from_fields(cls, fields, ("name", "data_dir"))
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as plain data for JSON."""
+        """Return the fields that differ from their defaults, as plain data for JSON."""
         return _fields_to_dict(self)
 
     def to_kwargs(self) -> dict[str, Any]:
-        """The arguments for `make_single_dataset` and `make_interleaved_dataset`."""
+        """Return the arguments for `make_single_dataset` and `make_interleaved_dataset`."""
         return _select_fields(self, without=("weight",))
 
 
@@ -275,7 +275,7 @@ class MixtureConfig:
 
     @classmethod
     def of(cls, config: Any) -> Self:
-        """A config from a `MixtureConfig`, a `DatasetConfig`, a dict, or the path of a JSON or YAML file."""
+        """Return a config from a `MixtureConfig`, a `DatasetConfig`, a dict, or the path of a JSON or YAML file."""
         if isinstance(config, cls):
             return config
         if isinstance(config, DatasetConfig):
@@ -284,7 +284,7 @@ class MixtureConfig:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """A config from its fields, or from one of the original's layouts.
+        """Return a config from its fields, or from one of the original's layouts.
 
         The first are the arguments of `make_interleaved_dataset`, where "datasets" is called "dataset_kwargs_list". The
         second is a training config, which has these arguments, or those of a single data set, under "dataset_kwargs";
@@ -306,7 +306,7 @@ class MixtureConfig:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], *, modules: Sequence[str] = ()) -> Self:
-        """A config from a .json, .yaml or .yml file, which holds what `from_dict` takes.
+        """Return a config from a .json, .yaml or .yml file, which holds what `from_dict` takes.
 
         Args:
           path: the path of the file.
@@ -340,7 +340,7 @@ class MixtureConfig:
         data_dir: str | os.PathLike[str] | None = None,
         **fields: Any,
     ) -> Self:
-        """A config from pairs (name, weight), like Octo's mixes, and a table with the fields of each data set.
+        """Return a config from pairs (name, weight), like Octo's mixes, and a table with the fields of each data set.
 
         Args:
           mix: pairs (name, weight).
@@ -361,17 +361,17 @@ class MixtureConfig:
         return _format_config(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as plain data for JSON."""
+        """Return the fields that differ from their defaults, as plain data for JSON."""
         return {"datasets": [one.to_dict() for one in self.datasets], **_fields_to_dict(self)}
 
     def to_kwargs(self) -> dict[str, Any]:
-        """The arguments for `make_interleaved_dataset`."""
+        """Return the arguments for `make_interleaved_dataset`."""
         datasets = [one.to_kwargs() for one in self.datasets]
         own = _select_fields(self, without=("datasets", "sample_weights", "data_backend"))
         return {"dataset_kwargs_list": datasets, "sample_weights": self.weights, **own}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the config to a JSON file for `from_file`. The file also contains secrets in storage options."""
+        """Write the config to a JSON file for `from_file`. The file also contains secrets in storage options."""
         if Path(path).suffix != ".json":
             raise ValueError(f"A config can be saved only to a .json file; got {os.fspath(path)!r}.")
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
@@ -379,7 +379,7 @@ class MixtureConfig:
             file.write(text.encode())
 
     def changed(self, **changes: Any) -> Self:
-        """The same config with other values for some fields."""
+        """Return the same config with other values for some fields."""
         changes = _resolve_backend(changes)
         refuse_unknown(changes, _list_fields(type(self)), type(self).__name__)
         return dataclasses.replace(self, **changes)
@@ -387,13 +387,13 @@ class MixtureConfig:
 
 @functools.cache
 def list_traj_arguments() -> tuple[str, ...]:
-    """The names that `traj_transform_kwargs` may contain."""
+    """Return the names that `traj_transform_kwargs` may contain."""
     return tuple(name for name in inspect.signature(apply_trajectory_transforms).parameters if name not in _OURS)
 
 
 @functools.cache
 def list_frame_arguments() -> tuple[str, ...]:
-    """The names that `frame_transform_kwargs` may contain."""
+    """Return the names that `frame_transform_kwargs` may contain."""
     return tuple(name for name in inspect.signature(apply_frame_transforms).parameters if name not in _OURS)
 
 
@@ -401,7 +401,7 @@ _OURS = ("dataset", "train")  # arguments that the loader passes
 
 
 def _extract_data_fields(kind: type[MixtureConfig], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields about data in a training config: under "dataset_kwargs", and fields of a mixture beside it."""
+    """Return the fields about data in a training config: under "dataset_kwargs", and fields of a mixture beside it."""
     inner = as_mapping(given["dataset_kwargs"], "dataset_kwargs")
     beside = {name: given[name] for name in _list_fields(kind) if name in given}
     if "name" in inner:
@@ -410,7 +410,7 @@ def _extract_data_fields(kind: type[MixtureConfig], given: Mapping[str, Any]) ->
 
 
 def _add_oxe_mixture(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a mixture with the data sets that "oxe_kwargs" names, before those that are given."""
+    """Return the fields of a mixture with the data sets that "oxe_kwargs" names, before those that are given."""
     fields = dict(given)
     kwargs, weights = _call_oxe(make_oxe_dataset_kwargs_and_weights, fields.pop("oxe_kwargs"))
     if fields.get("sample_weights") is not None:
@@ -432,7 +432,7 @@ def _call_oxe(function: Callable[..., Any], given: Any) -> Any:
 
 
 def choose_backend(asked: str | None, use_grain: bool | None) -> str | None:
-    """The back end from `data_backend` and `use_grain`; None if neither is given.
+    """Return the back end from `data_backend` and `use_grain`; None if neither is given.
 
     >>> choose_backend(None, True), choose_backend("bushel", False), choose_backend(None, None)
     ('grain', 'bushel', None)
@@ -448,14 +448,14 @@ def choose_backend(asked: str | None, use_grain: bool | None) -> str | None:
 
 
 def _resolve_backend(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields with `data_backend` instead of `use_grain`."""
+    """Return fields with `data_backend` instead of `use_grain`."""
     fields = dict(given)
     backend = choose_backend(fields.get("data_backend"), fields.pop("use_grain", None))
     return fields if backend is None else {**fields, "data_backend": backend}
 
 
 def _format_config(config: Any) -> str:
-    """A config as text: its fields, without the secrets of URLs and storage options."""
+    """Return a config as text: its fields, without the secrets of URLs and storage options."""
     fields = ", ".join(f"{field.name}={getattr(config, field.name)!r}" for field in dataclasses.fields(config))
     return f"{type(config).__name__}({redact.clean(fields)})"
 

@@ -35,7 +35,7 @@ Scaling = Literal["normal", "bounds"]
 def normalize(
     x: Any, stats: Mapping[str, Any], type: NormalizationType | Scaling, mask: ArrayLike | None = None
 ) -> Any:
-    """An array scaled by the statistics of its last axes. Where `mask` is false, the values stay as they are.
+    """Return an array scaled by the statistics of its last axes. Where `mask` is false, the values stay as they are.
 
     By default the mask of the statistics is used, if they have one.
 
@@ -55,7 +55,7 @@ def normalize(
 def unnormalize(
     x: Any, stats: Mapping[str, Any], type: NormalizationType | Scaling, mask: ArrayLike | None = None
 ) -> Any:
-    """The inverse of `normalize`, for the actions of a policy. Values that were clipped become the percentile.
+    """Return the inverse of `normalize`, for the actions of a policy. Values that were clipped become the percentile.
 
     >>> unnormalize(np.array([[-1.0, 1.0]]), {"p01": [0.0, 4.0], "p99": [1.0, 6.0]}, "bounds").round(6).tolist()
     [[0.0, 6.0]]
@@ -68,7 +68,7 @@ def unnormalize(
 
 
 def read_normalization_type(type: NormalizationType | Scaling) -> NormalizationType:
-    """The member that a word stands for.
+    """Return the member that a word stands for.
 
     >>> read_normalization_type("bounds").name
     'BOUNDS'
@@ -77,7 +77,7 @@ def read_normalization_type(type: NormalizationType | Scaling) -> NormalizationT
 
 
 def _find_scale(x: Any, stats: Mapping[str, Any], type: NormalizationType | Scaling) -> tuple[np.ndarray, np.ndarray]:
-    """The offset and the divisor, computed in float64 and rounded to the dtype of `x`."""
+    """Return the offset and the divisor, computed in float64 and rounded to the dtype of `x`."""
     if np.dtype(x.dtype).kind in "biu":
         raise TypeError(f"Only floating point numbers can be normalised, got {x.dtype}. Cast them first.")
     low, high = ("mean", "std") if read_normalization_type(type) is NormalizationType.NORMAL else ("p01", "p99")
@@ -121,7 +121,8 @@ def normalize_action_and_proprio(
     proprio_keys: Collection[str] | None = None,
     skip_norm_keys: Collection[str] = (),
 ) -> Tree:
-    """A trajectory with `action` and these entries of the observation scaled by the statistics under their names.
+    """Return a trajectory with `action` and these entries of the observation scaled by the statistics under their
+    names.
 
     By default the only entry is `proprio`, if the observation has it, as in Octo. Where the "mask" of the statistics is
     false, numbers stay as they are.
@@ -141,7 +142,7 @@ def unnormalize_action_and_proprio(
     proprio_keys: Collection[str] | None = None,
     skip_norm_keys: Collection[str] = (),
 ) -> Tree:
-    """The inverse of `normalize_action_and_proprio`, except for values that BOUNDS has clipped.
+    """Return the inverse of `normalize_action_and_proprio`, except for values that BOUNDS has clipped.
 
     >>> traj = {"observation": {}, "action": np.array([[1.0]])}
     >>> unnormalize_action_and_proprio(traj, {"action": {"mean": [1.0], "std": [2.0]}}, "normal", [])["action"].round(6)

@@ -63,7 +63,7 @@ def decode_and_resize(
     *,
     compat: Compat | None = None,
 ) -> Obs:
-    """A frame with decoded images: uint8 (height, width, channels), depth float32 (height, width).
+    """Return a frame with decoded images: uint8 (height, width, channels), depth float32 (height, width).
 
     Padding becomes a black image of the given size, or of one pixel if no size is given.
 
@@ -86,7 +86,7 @@ def decode_and_resize(
 
 
 def _choose_sizes(obs: Mapping[str, Any], prefix: str, wanted: Size | Mapping[str, Size]) -> list[tuple[str, Any]]:
-    """Pairs (key, size) for the keys that begin with `prefix`. The size is None where none is given."""
+    """Return pairs (key, size) for the keys that begin with `prefix`. The size is None where none is given."""
     sizes = []
     for key in obs:
         if not key.startswith(prefix):
@@ -113,7 +113,7 @@ def _decode(
     load: Callable[..., Any],
     resize: Callable[..., Any],
 ) -> Any:
-    """Pixels of an image that is encoded, padding, or pixels already, in this size if there is one."""
+    """Return pixels of an image that is encoded, padding, or pixels already, in this size if there is one."""
     if not _is_encoded(image):
         if image.dtype != dtype:
             raise ValueError(f"{key} must be encoded or {np.dtype(dtype).name}, got {image.dtype} {image.shape}.")
@@ -148,7 +148,7 @@ def augment(
     *,
     compat: Compat | None = None,
 ) -> Obs:
-    """A frame with its images changed at random, each image by draws of its own. Padding stays as it is.
+    """Return a frame with its images changed at random, each image by draws of its own. Padding stays as it is.
 
     >>> obs = {"image_primary": np.zeros((2, 2, 3), np.uint8), "pad_mask_dict": {"image_primary": True}}
     >>> augment(obs, 0, {"augment_order": ["random_flip_left_right"]})["image_primary"].shape
@@ -192,7 +192,7 @@ def image_dropout(
     *,
     compat: Compat | None = None,
 ) -> Obs:
-    """A frame with images dropped at random. A dropped image becomes black padding. One real image always stays.
+    """Return a frame with images dropped at random. A dropped image becomes black padding. One real image always stays.
 
     >>> mask = {"image_a": True, "image_b": True}
     >>> obs = {"image_a": np.ones((2, 2, 3), np.uint8), "image_b": np.ones((2, 2, 3), np.uint8), "pad_mask_dict": mask}
@@ -235,7 +235,7 @@ def image_dropout(
 def choose_images(
     real: Any, uniforms: Any, dropout_prob: float, keep: int | None = None, *, keep_padding: bool = True
 ) -> Any:
-    """Which of n images stay, bool (n,): the real images that are not dropped, and always one of the real ones.
+    """Return which of n images stay, bool (n,): the real images that are not dropped, and always one of the real ones.
 
     >>> choose_images(np.array([True, False, True]), np.array([0.2, 0.9, 0.4, 0.6]), dropout_prob=0.5)
     array([False, False,  True])
@@ -258,7 +258,7 @@ def choose_images(
 
 
 def _is_real(obs: Mapping[str, Any], key: str) -> Any:
-    """Whether an image is data and not padding: a bool, or an array of JAX inside `jit` and `vmap`."""
+    """Return whether an image is data and not padding: a bool, or an array of JAX inside `jit` and `vmap`."""
     try:
         mask = obs["pad_mask_dict"][key]
         return mask if is_traced(mask) else bool(mask)
@@ -277,14 +277,14 @@ class _Generators:
             self._words = _split_seed(seed)
 
     def of(self, *numbers: int) -> Any:
-        """The generator or the key of an image."""
+        """Return the generator or the key of an image."""
         if self._key is None:
             return np.random.default_rng([*self._words, self._purpose, *numbers])
         return fold_in(self._key, self._purpose, *numbers)
 
 
 def _split_seed(seed: Seed) -> list[int]:
-    """A seed as the words from which generators are made. A generator draws one word."""
+    """Return a seed as the words from which generators are made. A generator draws one word."""
     if isinstance(seed, np.random.Generator):
         return [int(seed.integers(1 << 63))]
     if isinstance(seed, Sequence | np.ndarray):
@@ -319,7 +319,7 @@ def _compute_once(data: Any, what: Any, compute: Callable[[Any], np.ndarray]) ->
 
 
 def over_window(function: Callable[..., Obs]) -> Callable[..., Obs]:
-    """Makes a function of windows from a function of frames: it calls `function` for each step and stacks the results.
+    """Make a function of windows from a function of frames: it calls `function` for each step and stacks the results.
 
     All steps get the same other arguments. They also get the same seed, so that they get the same draws. An encoded
     image that several steps share (padding repeats the object of the first frame) is decoded once.
@@ -347,12 +347,12 @@ def over_window(function: Callable[..., Obs]) -> Callable[..., Obs]:
 
 
 def _as_seed(value: Any) -> Any:
-    """A generator as a seed, drawn once for all steps. Anything else stays as it is."""
+    """Return a generator as a seed, drawn once for all steps. Anything else stays as it is."""
     return _split_seed(value)[0] if isinstance(value, np.random.Generator) else value
 
 
 def _share_images(leaf: np.ndarray, known: dict[int, _SharedImage]) -> np.ndarray:
-    """An array of objects with one `_SharedImage` for each distinct object. Other arrays stay as they are."""
+    """Return an array of objects with one `_SharedImage` for each distinct object. Other arrays stay as they are."""
     if leaf.dtype != object:
         return leaf
     return to_objects([known.setdefault(id(data), _SharedImage(data)) for data in leaf])

@@ -36,7 +36,7 @@ class Scratch:
         self._buffers: dict[str, np.ndarray] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An uninitialised array. The next call with the same name returns the same memory.
+        """Return an uninitialised array. The next call with the same name returns the same memory.
 
         >>> scratch = Scratch()
         >>> scratch.get("rows", (2, 3), np.float32).shape
@@ -60,7 +60,7 @@ _HEADER_BYTES = 128
 
 
 def pack_pixels(pixels: np.ndarray) -> bytes:
-    """The bytes of an array of pixels: those of an `.npy` file.
+    """Return the bytes of an array of pixels: those of an `.npy` file.
 
     >>> len(pack_pixels(np.zeros((2, 4, 3), np.uint8)))
     152
@@ -69,7 +69,7 @@ def pack_pixels(pixels: np.ndarray) -> bytes:
 
 
 def unpack_pixels(content: bytes) -> np.ndarray:
-    """The array that `pack_pixels` has packed, as an array of its own.
+    """Return the array that `pack_pixels` has packed, as an array of its own.
 
     >>> unpack_pixels(pack_pixels(np.arange(6, dtype=np.uint8).reshape(1, 2, 3))).tolist()
     [[[0, 1, 2], [3, 4, 5]]]
@@ -82,7 +82,7 @@ def unpack_pixels(content: bytes) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def make_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The header of an `.npy` file, 128 bytes, for an array in C's order."""
+    """Return the header of an `.npy` file, 128 bytes, for an array in C's order."""
     text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
     return (
         MAGIC
@@ -116,7 +116,7 @@ _COLOURS = {"Gray": "GRAY", "YCbCr": "RGB", "RGB": "RGB"}
 
 @public("bushel.trajectory")
 def decode_image(data: Any) -> np.ndarray:
-    """The pixels of an encoded image: uint8 (height, width, channels), with as many channels as the file has.
+    """Return the pixels of an encoded image: uint8 (height, width, channels), with as many channels as the file has.
 
     Equal to `tf.io.decode_image(data, expand_animations=False)`: grey images have one channel, images with transparency
     four (grey ones two). Of 16 bits the upper 8 are kept. Of a GIF, and of any other format of Pillow, the first frame
@@ -132,7 +132,8 @@ def decode_image(data: Any) -> np.ndarray:
 
 
 def decode_resized(data: Any, size: Sequence[int]) -> np.ndarray:
-    """The same as `resize_image(decode_image(data), size)`, in less time: no array is made for the decoded image.
+    """Return the same as `resize_image(decode_image(data), size)`, in less time: no array is made for the decoded
+    image.
 
     Args:
       data: the content of an image file, as `bytes` or as an object that `bytes(data)` reads.
@@ -153,7 +154,9 @@ def _decode_uint8(content: bytes, scratch: Scratch | None = None) -> np.ndarray:
 
 
 def has_16_bits(content: bytes) -> bool:
-    """Whether an encoded image has more than 8 bits for each channel, of which `decode_image` keeps the upper 8."""
+    """Return whether an encoded image has more than 8 bits for each channel, of which `decode_image` keeps the
+    upper 8.
+    """
     if content.startswith(MAGIC):
         return unpack_pixels(content).dtype == np.uint16
     return content.startswith(_PNG) and len(content) > 24 and content[24] == 16
@@ -161,7 +164,7 @@ def has_16_bits(content: bytes) -> bool:
 
 @public("bushel.trajectory")
 def decode_depth(data: Any) -> np.ndarray:
-    """The first channel of an encoded depth image: float32 (height, width) between 0 and 1.
+    """Return the first channel of an encoded depth image: float32 (height, width) between 0 and 1.
 
     Equal to `tf.io.decode_image(data, dtype=tf.float32)[..., 0]`: values are divided by 65535 if the file has 16 bits,
     else by 255. Frames of an array of floats (in an HDF5 file, for example) stay as they are.
@@ -194,7 +197,7 @@ def _read_content(data: Any) -> bytes:
 
 
 def _decode(content: bytes, scratch: Scratch | None = None) -> np.ndarray:
-    """The pixels with a channel axis, uint8; uint16 for a grey PNG of 16 bits; any numbers for a stored array.
+    """Return the pixels with a channel axis, uint8; uint16 for a grey PNG of 16 bits; any numbers for a stored array.
 
     With `scratch` the pixels may lie in that memory.
     """
@@ -234,7 +237,10 @@ def _decode_jpeg(content: bytes, scratch: Scratch | None) -> np.ndarray:
 
 
 def _read_png(image: Any, content: bytes) -> np.ndarray:
-    """The pixels as libpng returns them. Byte 24 of the header is the bits per channel, byte 25 the colour type."""
+    """Return the pixels as libpng returns them.
+
+    Byte 24 of the header is the bits per channel, byte 25 the colour type.
+    """
     if image.mode == "P":
         return np.array(image.convert("RGBA" if "transparency" in image.info else "RGB"))
     bits, colours = content[24], content[25]
@@ -250,7 +256,7 @@ def _read_png(image: Any, content: bytes) -> np.ndarray:
 
 @public("bushel.trajectory")
 def resize_image(image: Any, size: Sequence[int]) -> Any:
-    """A resized image: Lanczos with three lobes and antialiasing, rounded.
+    """Return a resized image: Lanczos with three lobes and antialiasing, rounded.
 
     Equal to `tf.image.resize(image, size, "lanczos3", antialias=True)`, rounded and clipped to uint8, except for single
     values within float32's error of a half. An array of JAX gives an array of JAX, also inside `jit` and `vmap`.
@@ -289,7 +295,7 @@ def resize_image(image: Any, size: Sequence[int]) -> Any:
 
 @public("bushel.trajectory")
 def resize_depth_image(depth: Any, size: Sequence[int]) -> Any:
-    """A resized depth image: bilinear with antialiasing.
+    """Return a resized depth image: bilinear with antialiasing.
 
     Equal to `tf.image.resize(depth[..., None], size, "bilinear", antialias=True)[..., 0]` within 1e-6. An array of JAX
     gives an array of JAX, also inside `jit` and `vmap`.
@@ -317,7 +323,7 @@ def resize_depth_image(depth: Any, size: Sequence[int]) -> Any:
 
 
 def check_size(size: Sequence[int]) -> tuple[int, int]:
-    """A size (height, width) as plain integers, after a check that both are positive.
+    """Return a size (height, width) as plain integers, after a check that both are positive.
 
     >>> check_size([224, 320])
     (224, 320)
@@ -349,7 +355,7 @@ def _triangle(distance: np.ndarray) -> np.ndarray:
 def _resample(
     values: np.ndarray, channels: int, size: tuple[int, int], kernel: _Kernel, scratch: Scratch
 ) -> np.ndarray:
-    """Resizes an image (height, width * channels) of float32, first along the height. The result may be scratch memory.
+    """Resize an image (height, width * channels) of float32, first along the height. The result may be scratch memory.
 
     The channels stay next to each other, as images are stored: to separate and to join them would take longer than the
     products with zeros in the second pass.
@@ -369,7 +375,7 @@ def _resample(
 
 
 def _resample_on_jax(planes: Any, size: tuple[int, int], kernel: _Kernel) -> Any:
-    """The same with arrays of JAX: two products with full matrices, which are faster than bands on a device."""
+    """Return the same with arrays of JAX: two products with full matrices, which are faster than bands on a device."""
     xp, (height, width) = get_namespace(planes), planes.shape[-2:]
     if height != size[0]:
         planes = xp.matmul(_compute_weights(height, size[0], kernel), planes, precision="highest")
@@ -385,7 +391,7 @@ def _find_scale(length: int, size: int) -> np.float32:
 
 @functools.lru_cache(maxsize=64)
 def _compute_weights(length: int, size: int, kernel: _Kernel) -> np.ndarray:
-    """The weights (size, length) that resize `length` pixels to `size`."""
+    """Return the weights (size, length) that resize `length` pixels to `size`."""
     scale = _find_scale(length, size)
     centres = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * scale
     distances = np.abs(np.arange(length, dtype=np.float32) + np.float32(0.5) - centres[:, None])
@@ -399,19 +405,19 @@ _BAND_PRODUCTS = 1 << 19  # multiplications per product; for more BLAS would sta
 
 @functools.lru_cache(maxsize=128)
 def _split_rows(length: int, size: int, across: int, kernel: _Kernel) -> list[_Band]:
-    """The weights (outputs, inputs) of the first pass. `across` is the length of the other axis."""
+    """Return the weights (outputs, inputs) of the first pass. `across` is the length of the other axis."""
     return _split_bands(_compute_weights(length, size, kernel), 1, _ROWS, across)
 
 
 @functools.lru_cache(maxsize=128)
 def _split_columns(length: int, size: int, across: int, kernel: _Kernel, channels: int) -> list[_Band]:
-    """The weights (inputs, outputs) of the second pass, where the channels of a pixel lie next to each other."""
+    """Return the weights (inputs, outputs) of the second pass, where the channels of a pixel lie next to each other."""
     bands = _split_bands(_compute_weights(length, size, kernel), channels, _COLUMNS, across)
     return [band._replace(weights=np.ascontiguousarray(band.weights.T)) for band in bands]
 
 
 def _split_bands(weights: np.ndarray, channels: int, outputs: int, across: int) -> list[_Band]:
-    """The weights of each pixel (outputs, inputs) as weights of values, in bands of at most so many outputs.
+    """Return the weights of each pixel (outputs, inputs) as weights of values, in bands of at most so many outputs.
 
     A pixel has `channels` values, and a value depends on those of its own channel. Most weights of a full matrix are
     zero, so bands save work. They are narrower if `across`, the length of the other axis, is large.

@@ -23,7 +23,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hash_numbers(numbers: np.ndarray, key: int) -> np.ndarray:
-    """A random 64-bit word for each of `numbers`. Different numbers have different words. `key` is a seed."""
+    """Return a random 64-bit word for each of `numbers`. Different numbers have different words. `key` is a seed."""
     offset = np.uint64((key * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) & 0xFFFFFFFFFFFFFFFF)
     with np.errstate(over="ignore"):
         z = (np.asarray(numbers).astype(np.uint64) + np.uint64(1)) * _GOLDEN ^ _mix_bits(np.atleast_1d(offset))
@@ -37,7 +37,7 @@ def _mix_bits(z: np.ndarray) -> np.ndarray:
 
 
 def draw_for_numbers(numbers: np.ndarray, key: int) -> np.ndarray:
-    """A float64 in [0, 1) for each of `numbers`."""
+    """Return a float64 in [0, 1) for each of `numbers`."""
     return (hash_numbers(numbers, key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -111,7 +111,7 @@ class SampleSpace:
         return np.cumsum(self._counts)
 
     def locate(self, numbers: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Episode and time of the samples with these numbers, in these epochs."""
+        """Return episode and time of the samples with these numbers, in these epochs."""
         place = np.searchsorted(self._ends, numbers, side="right")
         episode = self.chosen[place]
         rank = numbers - (self._ends[place] - self._counts[place])
@@ -121,11 +121,11 @@ class SampleSpace:
         return episode, self._times(episode, rank)
 
     def first_number(self, place: int) -> int:
-        """The number of the first sample of the episode `chosen[place]`. The others of the episode follow it."""
+        """Return the number of the first sample of the episode `chosen[place]`. The others of the episode follow it."""
         return int(self._ends[place] - self._counts[place])
 
     def times(self, episode: int, epoch: int) -> np.ndarray:
-        """The times of all samples of an episode: in order, unless `limit` draws some of them."""
+        """Return the times of all samples of an episode: in order, unless `limit` draws some of them."""
         ranks = self._draw_ranks(episode, epoch)
         return self._times(np.full(len(ranks), episode), ranks)
 
@@ -136,7 +136,7 @@ class SampleSpace:
         return frames[begins[episode] + rank] - self._starts[episode]
 
     def _draw_ranks(self, episode: int, epoch: int) -> np.ndarray:
-        """Which of an episode's frames are samples in this epoch, in the order in which they were drawn."""
+        """Return which of an episode's frames are samples in this epoch, in the order in which they were drawn."""
         size = int(self._sizes[episode])
         if self.limit is None or size <= self.limit:
             return np.arange(size)
@@ -176,7 +176,7 @@ class SampleIndex(Leaf):
 def index_samples(
     count: int, first: int = 0, total: int | None = None, describe: Callable[[int, int], Origin] | None = None
 ) -> MapDataset[Any]:
-    """The numbers of `count` samples, from `first` on, of the `total` samples that all data sets have together.
+    """Return the numbers of `count` samples, from `first` on, of the `total` samples that all data sets have together.
 
     >>> [int(number) for number in index_samples(2, first=3, total=5).repeat(2)]
     [3, 4, 8, 9]

@@ -60,7 +60,10 @@ class Normalize:
     names: frozenset[str]
 
     def __call__(self, values: np.ndarray, name: str, episode: np.ndarray) -> np.ndarray:
-        """`values` of the entry `name`, normalised if `name` is one of `names`. Row i belongs to `episode[i]`."""
+        """Return `values` of the entry `name`, normalised if `name` is one of `names`.
+
+        Row i belongs to `episode[i]`.
+        """
         if name not in self.names:
             return values
         return normalization.normalize(values, self.statistics[name], self.kind)
@@ -156,7 +159,7 @@ class Samples(InTwoSteps):
         return {name: value for name, value in vars(self).items() if name != "_runs"}
 
     def __len__(self) -> int:
-        """The number of samples of one epoch."""
+        """Return the number of samples of one epoch."""
         return len(self.space)
 
     def __repr__(self) -> str:
@@ -175,7 +178,7 @@ class Samples(InTwoSteps):
         return "the data set" if column is None else column.take(np.zeros(1, np.int64))[0].decode()
 
     def any_label(self) -> np.ndarray:
-        """One bool per episode of the table: whether some step has an instruction that can be drawn."""
+        """Return one bool per episode of the table: whether some step has an instruction that can be drawn."""
         if not self._languages:
             raise ValueError("skip_unlabeled=True but dataset does not have language labels. Give a language_key.")
         return np.logical_or.reduce(self._any_instruction)
@@ -193,20 +196,22 @@ class Samples(InTwoSteps):
         return np.maximum.reduceat(maxima, self.episodes.starts)
 
     def trajectory(self, index: int, _: Any = None) -> Tree:
-        """Trajectory `index` after the transforms: all its samples in order, or a random choice if it is subsampled."""
+        """Return trajectory `index` after the transforms: all its samples in order, or a random choice if it is
+        subsampled.
+        """
         epoch, place = divmod(int(index), len(self.chosen))
         times = self.space.times(int(self.chosen[place]), epoch)
         same = np.zeros_like(times)
         return self.rows(same + self.chosen[place], times, Draws(self.seed, (index << 32) + times, same + int(index)))
 
     def ahead(self, values: np.ndarray) -> Tree:
-        """Which frames the samples `values` need. A value is the number of a sample + epoch * len."""
+        """Return which frames the samples `values` need. A value is the number of a sample + epoch * len."""
         epochs, numbers = np.divmod(values, len(self))
         episode, time = self.space.locate(numbers, epochs)
         return {**self._places(episode, time), "sample": values, "trajectory": epochs * len(self.episodes) + episode}
 
     def after(self, known: Tree) -> Tree:
-        """The samples themselves, from what `ahead` has returned."""
+        """Return the samples themselves, from what `ahead` has returned."""
         rows = self._rows(known, Draws(self.seed, known["sample"], known["trajectory"]))
         return read_images(rows) if self._has_images else rows
 
@@ -216,11 +221,11 @@ class Samples(InTwoSteps):
         return not self.row_functions
 
     def rows(self, episode: np.ndarray, time: np.ndarray, chance: Draws) -> Tree:
-        """The rows (episode, time) after the transforms. Encoded images are not read yet."""
+        """Return the rows (episode, time) after the transforms. Encoded images are not read yet."""
         return self._rows(self._places(episode, time), chance)
 
     def _places(self, episode: np.ndarray, time: np.ndarray) -> Tree:
-        """Which frames the rows (episode, time) need, as far as that does not depend on draws."""
+        """Return which frames the rows (episode, time) need, as far as that does not depend on draws."""
         start, length = self.episodes.starts[episode], self.episodes.lengths[episode]
         known = {"episode": episode, "time": time, "start": start, "length": length, "frame": start + time}
         if self.transforms is not None:
@@ -264,7 +269,7 @@ class Samples(InTwoSteps):
         return rows
 
     def _observation(self, episode: np.ndarray, frames: np.ndarray, time: np.ndarray) -> Tree:
-        """The observations of `frames`, one or several per row. `time` are their times in their episodes."""
+        """Return the observations of `frames`, one or several per row. `time` are their times in their episodes."""
         columns = self._observed.items()
         observation = {name: self._normalize(take_entries(column, frames), name, episode) for name, column in columns}
         return {**observation, "timestep": time.astype(np.int32)}
@@ -297,7 +302,7 @@ class Samples(InTwoSteps):
         return columns[:-1] if reproduces_faults(self.compat) and len(columns) > 1 else columns
 
     def _draw_language(self, episode: np.ndarray, chance: Draws) -> np.ndarray:
-        """Which of several instructions each row has. All rows of a trajectory have the same."""
+        """Return which of several instructions each row has. All rows of a trajectory have the same."""
         drawn = chance.per_trajectory(_LANGUAGE)
         if not self.labelled_only:
             return (drawn * len(self._languages)).astype(np.int64)
@@ -411,7 +416,7 @@ class Samples(InTwoSteps):
         return list_runs(np.repeat(column.values, times, axis=0), more + 1)
 
     def _chunks(self, at: Tree) -> np.ndarray:
-        """Chunks of actions, [N, W, H, A], that begin at the frames of the rows. Chunks in the data are cut."""
+        """Return chunks of actions, [N, W, H, A], that begin at the frames of the rows. Chunks in the data are cut."""
         assert self.transforms is not None
         horizon = self.transforms.windows.action_horizon
         column, episode, firsts = self.episodes.columns["action"], at["episode"], at["frames"]
@@ -439,14 +444,14 @@ class SampleOrigins:
     first: int = 0
 
     def locate(self, number: int, epoch: int) -> tuple[int, int]:
-        """The episode in the table of the data set, and the step, of a sample."""
+        """Return the episode in the table of the data set, and the step, of a sample."""
         (episode,), (time,) = self.samples.space.locate(np.array([number]), np.array([epoch]))
         if self.joined is not None:  # which steps are drawn for an epoch depends on the table that is drawn from
             _, (time,) = self.joined.space.locate(np.array([self.first + number]), np.array([epoch]))
         return int(episode), int(time)
 
     def list_steps(self, number: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers and the steps of all samples of the episode of a sample, in the order of the steps."""
+        """Return the numbers and the steps of all samples of the episode of a sample, in the order of the steps."""
         episode, _ = self.locate(number, epoch)
         first = self.samples.space.first_number(int(np.flatnonzero(self.samples.chosen == episode)[0]))
         numbers = first + np.arange(len(self.samples.space.times(episode, epoch)))
@@ -456,7 +461,7 @@ class SampleOrigins:
         return numbers[order], times[order]
 
     def __call__(self, number: int, epoch: int) -> Origin:
-        """The frame and the episode of a sample, for messages."""
+        """Return the frame and the episode of a sample, for messages."""
         episode, time = self.locate(number, epoch)
         numbers, table = self.samples.episodes.numbers, self.samples.episodes.columns
         of = f" of {self.samples.name}" if "dataset_name" in table else ""
@@ -464,7 +469,8 @@ class SampleOrigins:
 
 
 def list_runs(line: np.ndarray, count: int) -> np.ndarray:
-    """A view of raw bytes: item i holds the rows i, i + 1, ..., i + count - 1 of `line`, which overlap those of i + 1.
+    """Return a view of raw bytes: item i holds the rows i, i + 1, ..., i + count - 1 of `line`, which overlap those of
+    i + 1.
 
     NumPy copies an item of raw bytes faster than a row of numbers.
 
@@ -477,14 +483,14 @@ def list_runs(line: np.ndarray, count: int) -> np.ndarray:
 
 
 def _make_masks(reach: np.ndarray, horizon: int, width: int = 1, filled: int = 1) -> np.ndarray:
-    """Bools [..., horizon * width]: true for the first `filled` numbers of each of the first `reach` actions."""
+    """Return bools [..., horizon * width]: true for the first `filled` numbers of each of the first `reach` actions."""
     masks = _list_masks(horizon, width, filled)[reach]
     return masks.view(bool).reshape(*reach.shape, horizon * width)
 
 
 @functools.lru_cache(maxsize=64)
 def _list_masks(horizon: int, width: int, filled: int) -> np.ndarray:
-    """All possible masks, one item each, as `list_runs` makes them: in item i the first i actions are true."""
+    """Return all possible masks, one item each, as `list_runs` makes them: in item i the first i actions are true."""
     line = np.zeros((2 * horizon, width), dtype=bool)
     line[:horizon, :filled] = True
     return list_runs(line, horizon)[::-1]
@@ -500,7 +506,7 @@ def _is_text(leaf: Any) -> bool:
 
 @in_states("read_images")
 def read_images(tree: Any) -> Any:
-    """The tree with its encoded images as bytes, read all together and each once. Other arrays become NumPy's.
+    """Return the tree with its encoded images as bytes, read all together and each once. Other arrays become NumPy's.
 
     >>> read_images({"x": np.zeros(2)})
     {'x': array([0., 0.])}
@@ -520,7 +526,7 @@ def read_images(tree: Any) -> Any:
 
 @public("bushel.trajectory")
 def window_frames(episodes: Episodes, offsets: Mapping[str, Sequence[int]]) -> MapDataset[Any]:
-    """A dataset with one element for each frame of a table: the frame, with windows of some of its entries.
+    """Return a dataset with one element for each frame of a table: the frame, with windows of some of its entries.
 
     An entry with offsets has a leading axis, with one row for each offset. Offsets that lead out of the episode repeat
     its first or last frame. Beside the entry, `<name>_is_pad` is True for these rows. Entries without offsets are those

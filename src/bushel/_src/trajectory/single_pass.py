@@ -19,17 +19,20 @@ _INLINE_S = 0.5  # starting a pool of workers takes longer than this
 
 
 def is_endless(ds: MapDataset[Any]) -> bool:
-    """Whether a dataset has no end. Batches and shards of an endless dataset, whose length is smaller, count too."""
+    """Return whether a dataset has no end.
+
+    Batches and shards of an endless dataset, whose length is smaller, count too.
+    """
     return checks.is_endless(len(ds))
 
 
 def prefetch(stream: IterDataset[Any], options: WorkerOptions) -> IterDataset[Any]:
-    """The stream, prefetched by worker processes or by actors of a Ray cluster."""
+    """Return the stream, prefetched by worker processes or by actors of a Ray cluster."""
     return stream.ray_prefetch(options) if isinstance(options, RayOptions) else stream.mp_prefetch(options)
 
 
 def iterate_once(ds: MapDataset[Any], what: str, options: WorkerOptions | None = None) -> Iterator[Any]:
-    """The elements of one epoch in order. A bar on the terminal shows the progress.
+    """Yield the elements of one epoch in order. A bar on the terminal shows the progress.
 
     Elements that are None are left out, as in every iteration. `evaluate_once` says which elements are present.
 
@@ -80,5 +83,5 @@ class _Numbered:
 
 
 def evaluate_once(ds: MapDataset[Any], function: Callable[[Any], Any], what: str) -> Iterator[tuple[int, Any]]:
-    """Pairs (number of an element, `function` of it) for all elements that are not None."""
+    """Return pairs (number of an element, `function` of it) for all elements that are not None."""
     return iterate_once(ds.map_with_index(_Numbered(function, what)), what)

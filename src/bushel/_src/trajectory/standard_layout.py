@@ -18,7 +18,7 @@ Keys = Mapping[str, str | None]
 
 
 def name_entry(kind: str, new: str) -> str:
-    """The name of an entry of the observation.
+    """Return the name of an entry of the observation.
 
     >>> name_entry("image", "primary"), name_entry("proprio", "")
     ('image_primary', 'proprio')
@@ -56,7 +56,7 @@ class Restructure:
                 )
 
     def __call__(self, trajectory: Tree) -> Tree:
-        """The trajectory with the new names, without entries that are padding: `make_constants` adds those."""
+        """Return the trajectory with the new names, without entries that are padding: `make_constants` adds those."""
         if self.standardize_fn is not None:
             trajectory = self._standardize(trajectory, self.standardize_fn)
             if not isinstance(trajectory, Mapping):
@@ -159,7 +159,7 @@ class Restructure:
         return {LANGUAGES: {name: np.asarray(trajectory[name]) for name in names}}
 
     def make_constants(self, frames: int) -> Columns:
-        """The columns with the same value in all frames: padding, and the name of the data set."""
+        """Return the columns with the same value in all frames: padding, and the name of the data set."""
         observation: dict[str, Any] = {}
         for kind, keys in self._list_kinds():
             for new in (new for new, old in keys.items() if old is None):

@@ -26,7 +26,7 @@ _STRAIGHT = 1e-7
 
 
 def convert_quaternions(quaternions: np.ndarray) -> np.ndarray:
-    """The angles of quaternions (x, y, z, w), by the formulas of tensorflow_graphics.
+    """Return the angles of quaternions (x, y, z, w), by the formulas of tensorflow_graphics.
 
     They scale each product by 1 - 2 eps, which keeps it in the domain of asin: 90 degrees is 1.5707959 in float32. The
     quaternions are not normalised, and those that are too long give nan.
@@ -64,7 +64,8 @@ def _get_sign(values: np.ndarray) -> np.ndarray:
 
 
 def convert_matrices(matrices: np.ndarray) -> np.ndarray:
-    """The angles of rotation matrices [T, 3, 3], by the formulas of scipy's and JAX's `Rotation`: by quaternions.
+    """Return the angles of rotation matrices [T, 3, 3], by the formulas of scipy's and JAX's `Rotation`: by
+    quaternions.
 
     >>> convert_matrices(np.array([[[0.8, -0.6, 0.0], [0.6, 0.8, 0.0], [0.0, 0.0, 1.0]]])).round(3).tolist()
     [[0.0, 0.0, 0.644]]
@@ -83,7 +84,10 @@ def convert_matrices(matrices: np.ndarray) -> np.ndarray:
 
 
 def _find_quaternions(matrices: np.ndarray) -> np.ndarray:
-    """Unit quaternions (x, y, z, w). The largest of the four numbers is computed first, which avoids small divisors."""
+    """Return unit quaternions (x, y, z, w).
+
+    The largest of the four numbers is computed first, which avoids small divisors.
+    """
     diagonal = np.diagonal(matrices, axis1=-2, axis2=-1)
     trace = diagonal.sum(axis=-1)
     largest = np.concatenate([diagonal, trace[..., None]], axis=-1).argmax(axis=-1)
@@ -122,7 +126,7 @@ class StepOperation:
 
 
 def _concatenate(*parts: np.ndarray) -> np.ndarray:
-    """Arrays joined along the last axis. Nothing is promoted: in the originals arrays of two dtypes fail."""
+    """Return arrays joined along the last axis. Nothing is promoted: in the originals arrays of two dtypes fail."""
     dtypes, rows = {part.dtype.name for part in parts}, {len(part) for part in parts}
     if len(dtypes) > 1:
         raise ValueError(
@@ -147,7 +151,10 @@ def _blank(texts: np.ndarray) -> np.ndarray:
 
 
 def _decode_code_points(rows: np.ndarray) -> np.ndarray:
-    """Rows of Unicode code points as UTF-8 texts, up to the first 0. Numbers that are no code point become U+FFFD."""
+    """Return rows of Unicode code points as UTF-8 texts, up to the first 0.
+
+    Numbers that are no code point become U+FFFD.
+    """
     texts = []
     for row in np.atleast_2d(rows).tolist():
         points = row[: row.index(0)] if 0 in row else row
@@ -157,7 +164,7 @@ def _decode_code_points(rows: np.ndarray) -> np.ndarray:
 
 
 def _inflate(values: np.ndarray, width: int) -> np.ndarray:
-    """Rows of float32 from zlib data. Numbers, which a reader has decompressed already, stay as they are."""
+    """Return rows of float32 from zlib data. Numbers, which a reader has decompressed already, stay as they are."""
     if values.dtype.kind not in "OS":
         return values.reshape(len(values), width)
     rows = [np.frombuffer(decompress_zlib(bytes(value)), "<f4") for value in values.tolist()]
@@ -220,7 +227,7 @@ class Statements:
             _check_statement(statement, self.name)
 
     def __call__(self, trajectory: Mapping[str, Any]) -> Tree:
-        """The changed trajectory. The given one stays as it is."""
+        """Return the changed trajectory. The given one stays as it is."""
         tree = _copy(trajectory)
         for statement in self.statements:
             name, *arguments = statement
@@ -233,7 +240,7 @@ class Statements:
 
 
 def load_standardization(standardize_fn: Function | Sequence[Any]) -> Callable[[Tree], Tree]:
-    """A `standardize_fn` as a callable: a function, what names one, or a list of statements.
+    """Return a `standardize_fn` as a callable: a function, what names one, or a list of statements.
 
     >>> load_standardization([["move", "command", "action"]])({"command": 1})
     {'action': 1}
@@ -242,7 +249,7 @@ def load_standardization(standardize_fn: Function | Sequence[Any]) -> Callable[[
 
 
 def identify_standardization(standardize_fn: Function | Sequence[Any]) -> str:
-    """A text that differs for functions that differ, and for statements that differ."""
+    """Return a text that differs for functions that differ, and for statements that differ."""
     return identify_function(_as_function(standardize_fn))
 
 
@@ -253,7 +260,7 @@ def _as_function(standardize_fn: Function | Sequence[Any]) -> Function:
 
 
 def read_standardization(text: str) -> str | list[Any]:
-    """What a command names: "module:function", or the name of a JSON file with a list of statements."""
+    """Return what a command names: "module:function", or the name of a JSON file with a list of statements."""
     if not text.endswith(".json"):
         return text
     with open(paths.expand_path(text), encoding="utf-8") as file:
@@ -276,7 +283,7 @@ class _MissingEntry(StatementError):
 
 
 def get_path(tree: Mapping[str, Any], path: str) -> Any:
-    """The entry at a path such as "observation|state". A missing entry raises _MissingEntry.
+    """Return the entry at a path such as "observation|state". A missing entry raises _MissingEntry.
 
     >>> get_path({"observation": {"state": 1}}, "observation|state")
     1
@@ -292,7 +299,7 @@ def get_path(tree: Mapping[str, Any], path: str) -> Any:
 
 
 def _find_parent(tree: Tree, path: str, create: bool = False) -> tuple[Tree, str]:
-    """The dict that holds, or will hold, the entry at a path; and its key there."""
+    """Return the dict that holds, or will hold, the entry at a path; and its key there."""
     *above, key = path.split(SEPARATOR)
     inner = tree
     for name in above:
@@ -392,7 +399,7 @@ def _lift(tree: Tree, path: str) -> None:
 
 
 def _swap_sometimes(tree: Tree, path: str, other: str) -> None:
-    """Exchanges two entries in half of the trajectories. A digest of the action decides.
+    """Exchange two entries in half of the trajectories. A digest of the action decides.
 
     The original draws anew whenever it reads a trajectory. Here the result is kept for all epochs, so the draw must not
     depend on the process or on the order in which trajectories are read.
@@ -470,7 +477,7 @@ def _check_expression(expression: Any, owner: str) -> None:
 
 
 def _get_name(given: Any, owner: str, known: Mapping[str, Any] | Sequence[str], what: str) -> str:
-    """The first element of a statement or an expression, after a check that there is one of this name."""
+    """Return the first element of a statement or an expression, after a check that there is one of this name."""
     if not isinstance(given, tuple) or not given:
         raise ValueError(f"{owner}: each {what} must be a list that begins with its name, got {given!r}.")
     refuse_unknown([given[0]], known, owner, what)
@@ -500,12 +507,12 @@ def _freeze(value: Any) -> Any:
 
 
 def _copy(tree: Mapping[str, Any]) -> Tree:
-    """New dicts with the same arrays, so that statements do not change the trajectory of the caller."""
+    """Return new dicts with the same arrays, so that statements do not change the trajectory of the caller."""
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
 
 
 def _show(part: Any) -> str:
-    """A statement or an expression as JSON writes it, shortened."""
+    """Return a statement or an expression as JSON writes it, shortened."""
 
     def write(value: Any) -> str:
         if isinstance(value, tuple):

@@ -48,7 +48,7 @@ __all__ = [
 
 
 def find_paraphrases(paraphrases_repo: Any, paraphrases_filename: Any) -> str:
-    """The local path of a file of paraphrases, in a folder or in the cache of the Hugging Face hub.
+    """Return the local path of a file of paraphrases, in a folder or in the cache of the Hugging Face hub.
 
     Args:
       paraphrases_repo: a local folder, or the name of a data set on the hub that was downloaded before.
@@ -90,7 +90,7 @@ def delete_conditioning(
     *,
     has_image: np.ndarray | None = None,
 ) -> Tree:
-    """A task of N rows. In each row the goal images or the instruction become padding, by a draw from [0, 1).
+    """Return a task of N rows. In each row the goal images or the instruction become padding, by a draw from [0, 1).
 
     `lengths` are the lengths of the rows' episodes: a row that loses its goal images has its last frame as the goal.
     `has_image` says which rows may keep goal images; None means the rows that have one. Instructions may be encoded: an
@@ -126,7 +126,7 @@ def delete_conditioning(
 
 
 def _replace_by_padding(leaf: Any, keep: Any, name: str) -> Any:
-    """A leaf with padding in the rows where `keep` is false."""
+    """Return a leaf with padding in the rows where `keep` is false."""
     if is_text(leaf):
         if is_traced(keep):
             raise ValueError(
@@ -142,7 +142,7 @@ def _replace_by_padding(leaf: Any, keep: Any, name: str) -> Any:
 def delete_task_conditioning(
     traj: Mapping[str, Any], keep_image_prob: float, *, rng: Rng = None, compat: Compat | None = None
 ) -> Tree:
-    """A step with goal images and an instruction keeps the images with this probability, else the instruction.
+    """Return a step with goal images and an instruction keeps the images with this probability, else the instruction.
 
     A step without an instruction keeps its images, and a step without goal images its instruction. With
     `compat="crossformer"` a step without goal images may lose its instruction, if any other step has an image. With a
@@ -197,7 +197,7 @@ class Rephraser:
         return bool(self._table)
 
     def forms(self, instruction: bytes) -> list[bytes]:
-        """An instruction and its paraphrases."""
+        """Return an instruction and its paraphrases."""
         others = self._table.get(instruction, b"")
         if self._whole:
             return [instruction, *filter(None, others.split(b"."))]
@@ -261,7 +261,7 @@ def rephrase(
     firsts: np.ndarray | None = None,
     labelled: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The instructions of N rows, object[N], some replaced by paraphrases; draws are from [0, 1).
+    """Return the instructions of N rows, object[N], some replaced by paraphrases; draws are from [0, 1).
 
     Rows of one episode have the same `draws_per_trajectory`, and the paraphrases of the episode's first instruction,
     `firsts` (None: of the row's own instruction). `labelled` says which rows are of episodes with an instruction at
@@ -289,7 +289,7 @@ Paraphrases = str | os.PathLike[str] | Mapping[str, str] | Rephraser
 
 
 def choose_paraphrases(given: Paraphrases | None, repo: Any, filename: Any) -> Paraphrases:
-    """The paraphrases from CrossFormer's argument, or the file that Octo's two arguments name."""
+    """Return the paraphrases from CrossFormer's argument, or the file that Octo's two arguments name."""
     if given is not None and repo is None and filename is None:
         return given
     if given is not None or (repo is None and filename is None):
@@ -309,7 +309,7 @@ def rephrase_instruction(
     compat: Compat | None = None,
     allow_pickle: bool = False,
 ) -> Tree:
-    """A trajectory whose instruction is rephrased with this probability, by a paraphrase drawn for each step.
+    """Return a trajectory whose instruction is rephrased with this probability, by a paraphrase drawn for each step.
 
     A paraphrase is drawn from the first step's instruction and its paraphrases. Nothing changes if a step has no
     instruction. Instructions are returned as bytes. `Rephraser` explains the paraphrases, `compat` and `allow_pickle`.

@@ -30,7 +30,7 @@ class TextProcessor(Protocol):
     """Anything that turns texts into arrays, or dicts of arrays, with a leading axis of texts."""
 
     def encode(self, strings: Sequence[str]) -> Any:
-        """The arrays for these texts."""
+        """Return the arrays for these texts."""
         ...
 
 
@@ -72,7 +72,7 @@ class HFTokenizer:
         self._model = _load_flax_model(tokenizer_name) if encode_with_model else None
 
     def encode(self, strings: Sequence[str] | str) -> Any:
-        """Token ids and masks of texts, or the output of the model. A single text is a batch of one."""
+        """Return token ids and masks of texts, or the output of the model. A single text is a batch of one."""
         special = self._kwargs.get("add_special_tokens", True)
         texts = [strings] if isinstance(strings, str) else list(strings)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=special)
@@ -109,7 +109,7 @@ class CLIPTextProcessor:
         self._tokenizer = HFTokenizer(tokenizer_name, tokenizer_kwargs)
 
     def encode(self, strings: Sequence[str] | str) -> dict[str, np.ndarray]:
-        """Token ids, masks and positions of texts. A single text is a batch of one."""
+        """Return token ids, masks and positions of texts. A single text is a batch of one."""
         tokens = self._tokenizer.encode(strings)
         shape = tokens["input_ids"].shape
         return {**tokens, "position_ids": np.repeat(np.arange(shape[1])[None], shape[0], axis=0)}
@@ -140,7 +140,7 @@ class UniversalSentenceEncoder(_NeedsTensorFlow):
 
 @public("bushel.trajectory")
 def process_text(batch: Mapping[str, Any], text_processor: TextProcessor | None) -> dict[str, Any]:
-    """A batch with encoded instructions.
+    """Return a batch with encoded instructions.
 
     It encodes `task/language_instruction` (bytes or strings), or removes it if `text_processor` is None. The given
     batch does not change. `dataset_name`, the other text of a batch, is left to the caller, as in the original.
@@ -191,7 +191,7 @@ def _load_tokenizer(name: str) -> Any:
 
 
 def _find_local(name: str, file: str) -> str | None:
-    """The path of a file of a local tokenizer; None for a name on the hub."""
+    """Return the path of a file of a local tokenizer; None for a name on the hub."""
     if os.path.isfile(name):
         return name if file == "tokenizer.json" else os.path.join(os.path.dirname(name), file)
     if os.path.isdir(name):
@@ -200,7 +200,7 @@ def _find_local(name: str, file: str) -> str | None:
 
 
 def _find_pad_token(name: str, tokenizer: Any, config: Mapping[str, Any]) -> str:
-    """The padding token: from the tokenizer's own files, or one of the usual names."""
+    """Return the padding token: from the tokenizer's own files, or one of the usual names."""
     stated = config.get("pad_token")
     stated = stated.get("content") if isinstance(stated, dict) else stated
     own = None if tokenizer.padding is None else tokenizer.padding["pad_token"]
@@ -211,7 +211,7 @@ def _find_pad_token(name: str, tokenizer: Any, config: Mapping[str, Any]) -> str
 
 
 def _load_config(name: str) -> dict[str, Any]:
-    """The content of transformers' `tokenizer_config.json`; an empty dict if there is no such file."""
+    """Return the content of transformers' `tokenizer_config.json`; an empty dict if there is no such file."""
     path = _find_local(name, "tokenizer_config.json")
     try:
         if path is None:

@@ -94,7 +94,7 @@ class Windows:
         return np.minimum(seen[:, :, None] + ahead, last), acted
 
     def completed(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> Any:
-        """Which actions are after the goal, bool[N, W, H]. In slots before the episode too only the time counts.
+        """Return which actions are after the goal, bool[N, W, H]. In slots before the episode too only the time counts.
 
         >>> Windows(window_size=2, action_horizon=2).completed([0, 1], lengths=2).tolist()
         [[[False, False], [False, False]], [[False, False], [False, True]]]
@@ -102,7 +102,9 @@ class Windows:
         return np.arange(self.action_horizon) >= self.reach(times, lengths, goals)[:, :, None]
 
     def reach(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> Any:
-        """The number of actions of each slot that are not after the goal, int64[N, W]. They are the first of the slot.
+        """Return the number of actions of each slot that are not after the goal, int64[N, W].
+
+        They are the first of the slot.
 
         The arguments are those of `actions`. If `goals` is an array of JAX, the result is one too.
 
@@ -120,7 +122,10 @@ class Windows:
         return xp.maximum(xp.minimum(xp.minimum(goals, last) + 1 - history, self.action_horizon), 0)
 
     def acting(self, real: np.ndarray) -> np.ndarray:
-        """Which slots may have real actions, bool[N, W]: those with `real` observations. In the original, all slots."""
+        """Return which slots may have real actions, bool[N, W]: those with `real` observations.
+
+        In the original, all slots.
+        """
         return np.ones_like(real) if reproduces_faults(self.compat) else real
 
     @functools.cached_property
@@ -144,7 +149,7 @@ def chunk_act_obs(
     *,
     compat: Compat | None = None,
 ) -> Tree:
-    """Observations as windows of the past, [T, W, ...], and actions as chunks of the future, [T, W, H, A].
+    """Return observations as windows of the past, [T, W, ...], and actions as chunks of the future, [T, W, H, A].
 
     Adds `observation/timestep_pad_mask` [T, W] and `observation/task_completed` [T, W, H], and combines both with
     `action_pad_mask` [T, W, H, A]. `Windows` explains the masks, and the effect of `compat="crossformer"`.
@@ -186,7 +191,7 @@ def chunk_act_obs(
 
 
 def check_chunks(chunk: int, action_horizon: int, compat: Compat | None) -> None:
-    """Raises ValueError if the chunks of actions in the data are shorter than the horizon."""
+    """Raise ValueError if the chunks of actions in the data are shorter than the horizon."""
     if chunk < action_horizon:
         raise ValueError(
             f"The actions are chunks of {chunk}, which is less than action_horizon={action_horizon}. "
@@ -200,7 +205,7 @@ def check_chunks(chunk: int, action_horizon: int, compat: Compat | None) -> None
 
 @public("bushel.trajectory.traj_transforms")
 def add_head_action_mask(traj: Mapping[str, Any], head_to_dataset: Mapping[str, Iterable[str]] | None = None) -> Tree:
-    """Adds `action_head_masks`: for each head of a model, which steps are of one of its data sets.
+    """Add `action_head_masks`: for each head of a model, which steps are of one of its data sets.
 
     Without `head_to_dataset` there is one head "action" for all data sets.
 
@@ -226,7 +231,7 @@ def _text(name: str | bytes) -> str:
 
 
 def choose_steps(numbers: Any, subsample_length: int) -> Any:
-    """The steps that `subsample` keeps, int64, from one random number per step. All steps are equally likely.
+    """Return the steps that `subsample` keeps, int64, from one random number per step. All steps are equally likely.
 
     >>> choose_steps(np.array([0.9, 0.1, 0.5]), 2).tolist()
     [1, 2]
@@ -237,7 +242,7 @@ def choose_steps(numbers: Any, subsample_length: int) -> Any:
 
 @public("bushel.trajectory.traj_transforms")
 def subsample(traj: Mapping[str, Any], subsample_length: int, *, rng: Rng = None) -> Tree:
-    """At most `subsample_length` steps of a trajectory, drawn without repetition, in random order.
+    """Return at most `subsample_length` steps of a trajectory, drawn without repetition, in random order.
 
     With a `jax.random` key as `rng` it runs inside `jit` and `vmap`.
 
@@ -252,7 +257,7 @@ def subsample(traj: Mapping[str, Any], subsample_length: int, *, rng: Rng = None
 
 @public("bushel.trajectory.traj_transforms")
 def zero_out_future_proprio(traj: Mapping[str, Any], *, compat: Compat | None = None) -> Tree:
-    """Sets proprioception [T, W, ...] to zero except in the first slot: "proprio" and every "proprio_*".
+    """Set proprioception [T, W, ...] to zero except in the first slot: "proprio" and every "proprio_*".
 
     With `compat="crossformer"` only "proprio" is set to zero, and it must exist.
 
@@ -271,14 +276,14 @@ def zero_out_future_proprio(traj: Mapping[str, Any], *, compat: Compat | None = 
 
 
 def list_proprio_names(observation: Mapping[str, Any], compat: Compat | None) -> list[str]:
-    """The entries of an observation that are proprioception. In the original it is only the entry "proprio"."""
+    """Return the entries of an observation that are proprioception. In the original it is only the entry "proprio"."""
     every = not reproduces_faults(compat)
     return [name for name in observation if name == "proprio" or (every and name.startswith("proprio_"))]
 
 
 @public("bushel.trajectory.traj_transforms")
 def add_pad_mask_dict(traj: Mapping[str, Any], missing: Iterable[str] = ()) -> Tree:
-    """Adds `pad_mask_dict` to observation and task: for each entry one bool per step, False for padding.
+    """Add `pad_mask_dict` to observation and task: for each entry one bool per step, False for padding.
 
     An empty string is padding. Numbers are data, except in the entries of the observation that `missing` names: those
     that the robot does not have.
@@ -313,7 +318,7 @@ def add_pad_mask_dict(traj: Mapping[str, Any], missing: Iterable[str] = ()) -> T
 def pad_actions_and_proprio(
     traj: Mapping[str, Any], max_action_dim: int | None, max_proprio_dim: int | None, *, compat: Compat | None = None
 ) -> Tree:
-    """Pads actions and proprioception with zeros to one width, so that data sets can be mixed.
+    """Pad actions and proprioception with zeros to one width, so that data sets can be mixed.
 
     Adds `action_pad_mask`, which is false for the zeros. Proprioception is "proprio" and every "proprio_*"; with
     `compat="crossformer"` only "proprio". With None the width stays as it is.
@@ -341,7 +346,7 @@ def _pad_width(leaf: Any, width: int, name: str, limit: str) -> Any:
 
 
 def check_width(shape: Sequence[int], width: int, name: str, limit: str) -> None:
-    """Raises ValueError for entries that cannot be padded to a width: entries without an axis, or wider ones."""
+    """Raise ValueError for entries that cannot be padded to a width: entries without an axis, or wider ones."""
     if len(shape) < 2:
         raise ValueError(
             f"{name} is one number per step, so {limit}={width} cannot pad it. Make it [T, 1], in standardize_fn for "
@@ -352,7 +357,7 @@ def check_width(shape: Sequence[int], width: int, name: str, limit: str) -> None
 
 
 def choose_goals(times: ArrayLike, lengths: ArrayLike, draws: Any, max_goal_distance: int | None = None) -> Any:
-    """The times of the goals, int64[N], of steps at `times` in episodes of these lengths, by draws from [0, 1).
+    """Return the times of the goals, int64[N], of steps at `times` in episodes of these lengths, by draws from [0, 1).
 
     All frames from the present one to the last one are equally likely. With `max_goal_distance=d` only the first d of
     them are possible, so 1 means the present frame. Rows may come from different episodes.
@@ -371,7 +376,7 @@ def choose_goals(times: ArrayLike, lengths: ArrayLike, draws: Any, max_goal_dist
 
 @public("bushel.trajectory.goal_relabeling")
 def uniform(traj: Mapping[str, Any], max_goal_distance: int | None = None, *, rng: Rng = None) -> Tree:
-    """Adds an observation of each step's future to `task`. It replaces entries of the same names.
+    """Add an observation of each step's future to `task`. It replaces entries of the same names.
 
     With a `jax.random` key as `rng` it runs inside `jit` and `vmap`.
 

@@ -99,17 +99,17 @@ class TrajectoryDataset:
 
     @staticmethod
     def from_episodes(episodes: Episodes, *, seed: int = 0) -> TrajectoryDataset:
-        """The episodes of a table. `seed` is the seed of all draws of transforms."""
+        """Return the episodes of a table. `seed` is the seed of all draws of transforms."""
         return TrajectoryDataset._from_samples(Samples(episodes, np.arange(len(episodes)), seed=seed))
 
     @staticmethod
     def _from_samples(samples: Samples, statistics: Any = None) -> TrajectoryDataset:
-        """The trajectories that `samples` describes."""
+        """Return the trajectories that `samples` describes."""
         return TrajectoryDataset([TablePart(samples)], statistics=statistics)
 
     @staticmethod
     def from_trajectories(trajectories: Any, *, seed: int = 0) -> TrajectoryDataset:
-        """The trajectories of a list, or of any source: trees of arrays with a leading axis of time.
+        """Return the trajectories of a list, or of any source: trees of arrays with a leading axis of time.
 
         `observation/timestep` counts from 0 in each trajectory, and replaces an entry of that name. Elements that are
         None are left out, as elements that `MapDataset.filter` has removed.
@@ -121,7 +121,7 @@ class TrajectoryDataset:
     def from_rlds(
         builder: EpisodeBuilder, split: str = "train", *, shuffle: bool = True, seed: int = 0
     ) -> TrajectoryDataset:
-        """The raw trajectories of a TFDS folder, or of another format, as they are stored.
+        """Return the raw trajectories of a TFDS folder, or of another format, as they are stored.
 
         An image is read when it is used.
         """
@@ -132,7 +132,9 @@ class TrajectoryDataset:
     def sample_from_datasets(
         datasets: Sequence[TrajectoryDataset], weights: Sequence[float] | None = None
     ) -> TrajectoryDataset:
-        """A mixture of flattened datasets. In every prefix each has the share of its weight, to within one frame.
+        """Return a mixture of flattened datasets.
+
+        In every prefix each has the share of its weight, to within one frame.
 
         An endless mixture repeats each dataset, in a new order each time. When a finite dataset has no frame left, the
         others continue in their proportions until no frame is left.
@@ -155,11 +157,13 @@ class TrajectoryDataset:
         )
 
     def _with_samples(self, samples: Samples) -> TrajectoryDataset:
-        """The same dataset with the trajectories that `samples` describes."""
+        """Return the same dataset with the trajectories that `samples` describes."""
         return self._replace([TablePart(samples)])
 
     def as_table(self) -> TrajectoryDataset:
-        """The same trajectories, computed once and put into a table. The functions before it are not called again.
+        """Return the same trajectories, computed once and put into a table.
+
+        The functions before it are not called again.
 
         Where a trajectory draws one of several instructions, the one of the first epoch is kept for all epochs.
         """
@@ -173,13 +177,13 @@ class TrajectoryDataset:
         return self._replace([TablePart(samples)], operations=())
 
     def _with_threads(self, threads: int | None) -> TrajectoryDataset:
-        """The same dataset, whose iterators prefetch with at least this many threads."""
+        """Return the same dataset, whose iterators prefetch with at least this many threads."""
         return self._replace(threads=max(self._threads, threads or 0))
 
     # Transforms.
 
     def traj_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
-        """Applies `function` to each trajectory. Encoded images in it are handles; `bytes(handle)` reads one.
+        """Apply `function` to each trajectory. Encoded images in it are handles; `bytes(handle)` reads one.
 
         A function with the attribute `rowwise = True` looks at each step by itself. It is then called with any samples,
         and not with whole trajectories.
@@ -191,17 +195,17 @@ class TrajectoryDataset:
         return self._append(OnTrajectories(function))
 
     def frame_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
-        """Applies `function` to each frame. The results for the frames of a trajectory are stacked."""
+        """Apply `function` to each frame. The results for the frames of a trajectory are stacked."""
         return self._with_threads(num_parallel_calls)._append(OnFrames(function))
 
     def random_frame_map(
         self, function: Callable[[Any, np.random.Generator], Any], *, seed: int = 0
     ) -> TrajectoryDataset:
-        """Applies `function(frame, rng)`. The generator is a function of the frame's position in the whole stream."""
+        """Apply `function(frame, rng)`. The generator is a function of the frame's position in the whole stream."""
         return self._append(OnFrames(function, checks.seed(seed)))
 
     def with_keys(self, seed: int = 0) -> TrajectoryDataset:
-        """Adds a "key" for `jax.random` to each frame, uint32[2]: a function of the frame's position in the stream.
+        """Add a "key" for `jax.random` to each frame, uint32[2]: a function of the frame's position in the stream.
 
         A function on the device can take it: `augment_images(images, batch["key"], ...)`. Its output is then the same
         for any number of workers.
@@ -222,7 +226,7 @@ class TrajectoryDataset:
         return dataclasses.replace(part, epochs=None if own is None or times is None else own * times)
 
     def _build_elements(self) -> list[MapDataset[Any]]:
-        """One epoch of each part, after all functions of trajectories or frames."""
+        """Return one epoch of each part, after all functions of trajectories or frames."""
         return [
             self._apply_operations(part.frames() if self.is_flattened else part.trajectories()) for part in self._parts
         ]
@@ -245,7 +249,7 @@ class TrajectoryDataset:
         return self._replace(parts)
 
     def flatten(self, num_parallel_calls: int | None = None) -> TrajectoryDataset:
-        """The frames of the trajectories."""
+        """Return the frames of the trajectories."""
         self._refuse_frames("flatten")
         dataset = self._with_threads(num_parallel_calls)
         if self._has_tables and all(isinstance(operation, OnFrames) for operation in self._operations):
@@ -258,17 +262,20 @@ class TrajectoryDataset:
         return ds
 
     def unbatch(self) -> TrajectoryDataset:
-        """The frames of the trajectories: `flatten` under the name that training scripts use."""
+        """Return the frames of the trajectories: `flatten` under the name that training scripts use."""
         return self.flatten()
 
     def repeat(self, count: int | None = None) -> TrajectoryDataset:
-        """`count` epochs, or an endless number of them."""
+        """Return `count` epochs, or an endless number of them."""
         if self._epochs is None or count is None or count == -1:
             return self._replace(epochs=None)
         return self._replace(epochs=self._epochs * checks.positive(count, "count"))
 
     def shuffle(self, buffer_size: int | None = None, seed: int = 0) -> TrajectoryDataset:
-        """All elements in a random order, another one in every epoch. `buffer_size` is ignored: there is no buffer."""
+        """Return all elements in a random order, another one in every epoch.
+
+        `buffer_size` is ignored: there is no buffer.
+        """
         if any(isinstance(part, OpaquePart) and is_endless(part.ds) for part in self._parts):
             raise ValueError(
                 "Endless batches and endless mixtures cannot be shuffled. Call shuffle() before batch(), and before a "
@@ -278,7 +285,7 @@ class TrajectoryDataset:
 
     @explains_arguments("Write `ds.batch(256)`.")
     def batch(self, batch_size: int, drop_remainder: bool = False) -> TrajectoryDataset:
-        """Batches of consecutive frames, with stacked leaves."""
+        """Return batches of consecutive frames, with stacked leaves."""
         if not self.is_flattened:
             raise ValueError("Trajectories differ in length and cannot be stacked: call flatten() before batch().")
         plain = self._has_tables and not self._operations
@@ -287,11 +294,11 @@ class TrajectoryDataset:
         return self._replace([OpaquePart(batches)], epochs=1, seed=None, operations=())
 
     def take(self, count: int) -> TrajectoryDataset:
-        """The first `count` elements; -1 means all, as in TensorFlow."""
+        """Return the first `count` elements; -1 means all, as in TensorFlow."""
         return self if count == -1 else self._slice(slice(checks.not_negative(count, "count")))
 
     def skip(self, count: int) -> TrajectoryDataset:
-        """All elements except the first `count`."""
+        """Return all elements except the first `count`."""
         return self._slice(slice(checks.not_negative(count, "count"), None))
 
     def _slice(self, piece: slice) -> TrajectoryDataset:
@@ -314,15 +321,15 @@ class TrajectoryDataset:
         return self._replace(options=DatasetOptions(on_error="skip", skip_limit=skip_limit))
 
     def prefetch(self, count: int | None = None) -> TrajectoryDataset:
-        """Returns the same dataset. `iterator(prefetch=...)` and workers do the prefetching."""
+        """Return the same dataset. `iterator(prefetch=...)` and workers do the prefetching."""
         return self
 
     def with_ram_budget(self, gigabytes: float) -> TrajectoryDataset:
-        """Returns the same dataset: only the elements that threads and workers are computing are in memory."""
+        """Return the same dataset: only the elements that threads and workers are computing are in memory."""
         return self
 
     def _refuse_frames(self, method: str) -> None:
-        """Raises ValueError if this dataset is flattened, for a `method` that needs trajectories."""
+        """Raise ValueError if this dataset is flattened, for a `method` that needs trajectories."""
         if self.is_flattened:
             raise ValueError(
                 f"{method} works on trajectories, but this dataset is flattened. Call it before flatten()."
@@ -374,7 +381,7 @@ class TrajectoryDataset:
         return self._apply_operations(self._order(numbers).map(joined, vectorized=True))
 
     def _order(self, parts: list[MapDataset[Any]]) -> MapDataset[Any]:
-        """The parts after `shuffle` and `repeat`, mixed."""
+        """Return the parts after `shuffle` and `repeat`, mixed."""
         if self._seed is not None:
             parts = [ds.shuffle(seed=(self._seed + number) % (1 << 32)) for number, ds in enumerate(parts)]
         times = self._epochs
@@ -396,15 +403,15 @@ class TrajectoryDataset:
         return len(self.dataset)
 
     def cardinality(self) -> int:
-        """The number of elements, or -1 for an endless dataset, as in TensorFlow."""
+        """Return the number of elements, or -1 for an endless dataset, as in TensorFlow."""
         return -1 if is_endless(self.dataset) else len(self)
 
     def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
-        """Pairs (number, element)."""
+        """Return pairs (number, element)."""
         return enumerate(self.iterator(), start)
 
     def as_numpy_iterator(self) -> DatasetIterator[Any]:
-        """The same as `iterator()`: elements are always NumPy arrays."""
+        """Return the same as `iterator()`: elements are always NumPy arrays."""
         return self.iterator()
 
     def __getitem__(self, index: int) -> Any:
@@ -415,7 +422,7 @@ class TrajectoryDataset:
 
     @explains_arguments("Write `ds.iterator(workers=4)`.", num_workers="Write `workers={0}`.")
     def iterator(self, prefetch: int = 0, *, workers: int | WorkerOptions | None = None) -> DatasetIterator[Any]:
-        """An iterator with `get_state` and `set_state`.
+        """Return an iterator with `get_state` and `set_state`.
 
         Args:
           prefetch: how many elements a thread computes ahead, as in dlimp.
@@ -428,18 +435,18 @@ class TrajectoryDataset:
         return iter(stream if chosen.num_workers == 0 else single_pass.prefetch(stream, chosen))
 
     def _as_stream(self, prefetch: int = 0) -> IterDataset[Any]:
-        """The elements in order, with their images read."""
+        """Return the elements in order, with their images read."""
         ds = self.dataset if self.is_flattened else self.dataset.map(read_images)
         threads = max(self._read_options.num_threads, 1 if prefetch else 0)
         stream = ds.to_iter_dataset(ReadOptions(threads, max(prefetch, threads)))
         return stream if self._options is None else WithOptionsIterDataset(stream, self._options)
 
     def describe(self) -> Description:
-        """The steps with lengths and shapes: see `MapDataset.describe`. It reads one element."""
+        """Return the steps with lengths and shapes: see `MapDataset.describe`. It reads one element."""
         return self.dataset.describe()
 
     def show(self, index: int = 0, *, tokenizer: Any = None) -> ShownElement:
-        """One element to look at: a notebook draws it, a terminal lists its parts. See `MapDataset.show`."""
+        """Return one element to look at: a notebook draws it, a terminal lists its parts. See `MapDataset.show`."""
         return self.dataset.show(index, tokenizer=tokenizer)
 
     def save(
@@ -453,7 +460,7 @@ class TrajectoryDataset:
         storage_options: Mapping[str, Any] | None = None,
         trust_source: bool = False,
     ) -> Written:
-        """Writes all elements, with their images read, into files in a folder: see `MapDataset.save`."""
+        """Write all elements, with their images read, into files in a folder: see `MapDataset.save`."""
         return self._as_stream().save(
             path,
             format=format,
@@ -472,7 +479,7 @@ class TrajectoryDataset:
         unsupported: Literal["keep", "raise"] = "keep",
         remainder: Literal["drop", "pad"] | None = None,
     ) -> IterDataset[Any]:
-        """The elements in order, as arrays on accelerators: see `IterDataset.to_device`."""
+        """Return the elements in order, as arrays on accelerators: see `IterDataset.to_device`."""
         return self._as_stream().to_device(
             device, buffer_size=buffer_size, unsupported=unsupported, remainder=remainder
         )
@@ -486,7 +493,7 @@ class TrajectoryDataset:
             return hints.list_names(self)
 
         def __getattr__(self, name: str) -> Any:
-            """Explains a name that is missing. Python calls this only for missing names."""
+            """Explain a name that is missing. Python calls this only for missing names."""
             hints.raise_missing(self, "TrajectoryDataset", name, hints.TRAJECTORIES, _methods_of_map_datasets())
 
     def __repr__(self) -> str:
@@ -498,7 +505,7 @@ class TrajectoryDataset:
 
 @functools.cache
 def _methods_of_map_datasets() -> dict[str, str]:
-    """What to write for the methods of a MapDataset that a TrajectoryDataset has not."""
+    """Return what to write for the methods of a MapDataset that a TrajectoryDataset has not."""
     names = [name for kind in (MapDataset, Dataset) for name in vars(kind) if name[0] != "_"]
     return {name: f"Write `ds.dataset.{name}(...)`: that is a MapDataset." for name in names}
 
@@ -509,7 +516,10 @@ def _methods_of_map_datasets() -> dict[str, str]:
 
 @in_states("texts_as_objects")
 def _texts_as_objects(frame: Any) -> Any:
-    """A frame with texts as objects. Stacked bytes would get a dtype that depends on the longest text of the batch."""
+    """Return a frame with texts as objects.
+
+    Stacked bytes would get a dtype that depends on the longest text of the batch.
+    """
 
     def as_object(leaf: Any) -> Any:
         leaf = to_numpy(leaf)

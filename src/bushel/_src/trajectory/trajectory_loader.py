@@ -59,7 +59,7 @@ def make_single_dataset(
     traj_transform_kwargs: Mapping[str, Any] | None = None,
     frame_transform_kwargs: Mapping[str, Any] | None = None,
 ) -> TrajectoryDataset:
-    """The trajectories of one data set after all transforms. `.flatten()` returns their frames.
+    """Return the trajectories of one data set after all transforms. `.flatten()` returns their frames.
 
     Args:
       dataset_kwargs: arguments of `make_dataset_from_rlds`. Its entries "override_traj_transform_kwargs" and
@@ -98,7 +98,9 @@ def create_validation_dataset(
     frame_transform_kwargs: Mapping[str, Any] | None = None,
     train: bool = False,
 ) -> TrajectoryDataset:
-    """The validation trajectories of one data set of a mixture, in their order: `make_single_dataset` without shuffle.
+    """Return the validation trajectories of one data set of a mixture, in their order:
+
+    `make_single_dataset` without shuffle.
 
     The original's function of this name also sets numbers of threads, to bound its memory. Here they stay as they are.
     """
@@ -126,7 +128,7 @@ def make_interleaved_dataset(
     compat: Compat | None = None,
     cache_dir: str | None = None,
 ) -> TrajectoryDataset:
-    """An endless mixture of frames of several data sets, in exact proportions, shuffled globally, in batches.
+    """Return an endless mixture of frames of several data sets, in exact proportions, shuffled globally, in batches.
 
     Robots may differ. An entry that a data set lacks becomes padding with a mask, and actions are padded to the widest.
     (With compat="crossformer" all data sets must have the same entries and widths, as in the original.)
@@ -213,14 +215,16 @@ def make_interleaved_dataset(
 
 
 def _share_threads(threads: int | None, weights: Sequence[float]) -> list[int | None]:
-    """The hint for the number of threads of each data set, at least 1; None for each if there is no hint for all."""
+    """Return the hint for the number of threads of each data set, at least 1; None for each if there is no hint for
+    all.
+    """
     if threads is None or threads <= 0:
         return [None] * len(weights)
     return [int(share) for share in allocate_threads(max(threads, len(weights)), weights)]
 
 
 def _report_headless(headless: Sequence[str], names: Sequence[str]) -> None:
-    """Warns of data sets that train no head. Raises ValueError if no data set of the mixture trains one."""
+    """Warn of data sets that train no head. Raise ValueError if no data set of the mixture trains one."""
     message = f"head_to_dataset has no head for {', '.join(headless)}: actions of these data sets train nothing."
     if len(headless) == len(names):
         raise ValueError(f"{message} Its values must be names of data sets, which are {', '.join(names)}.")
@@ -228,12 +232,15 @@ def _report_headless(headless: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _derive_seed(seed: int, number: int) -> int:
-    """The seed of one of several data sets. Samples of the same number then have different draws in each of them."""
+    """Return the seed of one of several data sets.
+
+    Samples of the same number then have different draws in each of them.
+    """
     return (seed + number * 0x9E3779B1) % (1 << 32)
 
 
 def _pop_filter(dataset_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Removes the filter of frames from the arguments of one data set, and returns it as a keyword argument."""
+    """Remove the filter of frames from the arguments of one data set, and return it as a keyword argument."""
     frame_filter = dataset_kwargs.pop(_OWN_FILTER, None)
     of_openvla = dict(dataset_kwargs.pop(_OPENVLA_FILTER, None) or {})
     refuse_unknown(of_openvla, ["chunk_filter_fn"], _OPENVLA_FILTER, "argument")
@@ -242,7 +249,8 @@ def _pop_filter(dataset_kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def unify_layouts(parts: Sequence[TrajectoryDataset]) -> list[TrajectoryDataset]:
-    """The data sets with the same leaves in all samples: missing entries become padding, actions get the largest width.
+    """Return the data sets with the same leaves in all samples: missing entries become padding, actions get the largest
+    width.
 
     Settings that cannot be unified raise ValueError, with the names of the data sets.
     """
@@ -327,14 +335,14 @@ def _fill_up(samples: Samples, observed: Mapping[str, Any], has_language: bool, 
 
 
 def _make_padding(column: Any, frames: int) -> Constant:
-    """A column of padding with the dtype and the shape of a column of another data set."""
+    """Return a column of padding with the dtype and the shape of a column of another data set."""
     entry = column.take(np.zeros(1, dtype=np.int64))
     return Constant(b"" if entry.dtype == object else np.zeros(entry.shape[1:], entry.dtype), frames, present=False)
 
 
 @public("bushel.trajectory")
 def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> TrajectoryDataset:
-    """The frames of an endless mixture, shuffled and transformed; in batches if the config has a batch size.
+    """Return the frames of an endless mixture, shuffled and transformed; in batches if the config has a batch size.
 
     Args:
       config: a `MixtureConfig` or a `DatasetConfig`, a dict of fields, or a JSON or YAML file.
@@ -357,7 +365,7 @@ def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> Tr
 
 @public("bushel.trajectory")
 def build_dataset_from_config(config: Any, *, train: bool | None = None, **changes: Any) -> TrajectoryDataset:
-    """The dataset that a config describes: the trajectories of a single data set, or the frames of a mixture.
+    """Return the dataset that a config describes: the trajectories of a single data set, or the frames of a mixture.
 
     The arguments are those of `get_dataset`. For trajectories the weight and the batch size have no effect.
     """
@@ -395,7 +403,7 @@ def get_dataloader(
     execution_tracking_mode: ExecutionTrackingMode | Literal["disabled", "stage_timing"] = "disabled",
     **changes: Any,
 ) -> TrajectoryLoader:
-    """Batches for training: an endless iterable whose iterators have `get_state` and `set_state`.
+    """Return batches for training: an endless iterable whose iterators have `get_state` and `set_state`.
 
     The order, the draws and the rows depend only on the config, not on workers, threads, hosts or the back end.
 
@@ -572,23 +580,23 @@ class LoaderIterator(DatasetIterator[Tree]):
         return self._parent.skipped
 
     def report(self) -> Report:
-        """The time that each stage takes, see `bushel.Report`. Not available with Grain as the back end."""
+        """Return the time that each stage takes, see `bushel.Report`. Not available with Grain as the back end."""
         return self._parent.report()
 
     def origins(self, steps: int = 1) -> list[ElementOrigin]:
-        """The frames of this host's rows in the next batches. Nothing is read."""
+        """Return the frames of this host's rows in the next batches. Nothing is read."""
         with self._lock:
             if self._held is not None:  # the next batch is the held one: the parent must stand before it
                 self.set_state(self._held[0])
             return self._parent.origins(steps)
 
     def get_state(self) -> State:
-        """The global position, as plain JSON data."""
+        """Return the global position, as plain JSON data."""
         with self._lock:
             return self._parent.get_state() if self._held is None else self._held[0]
 
     def set_state(self, state: State, *, check: bool = True) -> None:
-        """Goes to a saved position, of any host and any number of hosts and workers, and of either back end.
+        """Go to a saved position, of any host and any number of hosts and workers, and of either back end.
 
         Args:
           state: what `get_state` returned.

@@ -46,7 +46,7 @@ class Encoding:
         checks.not_negative(self.crf, "crf")
 
     def options(self) -> dict[str, str]:
-        """The options of the encoder."""
+        """Return the options of the encoder."""
         interval = str(self.key_frame_interval)
         known = {"crf": str(self.crf), "g": interval}
         if self.codec == "h264":
@@ -57,12 +57,12 @@ class Encoding:
 
 
 def choose_pixel_format(height: int, width: int) -> str:
-    """The format of pixels in the video: colours have half the resolution, unless the size is odd."""
+    """Return the format of pixels in the video: colours have half the resolution, unless the size is odd."""
     return "yuv444p" if height % 2 or width % 2 else "yuv420p"
 
 
 def as_rate(fps: float) -> fractions.Fraction:
-    """Frames per second as a fraction, exact for whole numbers and for 29.97 and its kin."""
+    """Return frames per second as a fraction, exact for whole numbers and for 29.97 and its kin."""
     rate = fractions.Fraction(fps).limit_denominator(1001)
     if rate <= 0:
         raise ValueError(f"fps must be positive, got {fps}.")
@@ -75,7 +75,7 @@ def load_av() -> Any:
 
 
 def encode_frames(frames: Iterable[np.ndarray], fps: float, encoding: Encoding) -> tuple[bytes, np.ndarray]:
-    """An MP4 file of these frames, in memory; and small fingerprints of the frames, for `verify_video`.
+    """Return an MP4 file of these frames, in memory; and small fingerprints of the frames, for `verify_video`.
 
     Args:
       frames: uint8 (height, width, 3), all of the same size; at least one.
@@ -118,7 +118,7 @@ class VideoJoiner:
         self.frames = 0
 
     def add(self, video: bytes, count: int) -> None:
-        """Adds a video of `count` frames."""
+        """Add a video of `count` frames."""
         with load_av().open(io.BytesIO(video)) as container:
             source = container.streams.video[0]
             if self._stream is None:
@@ -136,7 +136,7 @@ class VideoJoiner:
         self.frames += count
 
     def close(self) -> None:
-        """Completes the file."""
+        """Complete the file."""
         self._container.close()
 
 
@@ -151,7 +151,7 @@ def joining(path: str, fps: float) -> Iterator[VideoJoiner]:
 
 
 def summarize_frame(pixels: np.ndarray) -> np.ndarray:
-    """The means of 8 x 8 blocks of pixels: enough to tell a frame from another one after lossy encoding."""
+    """Return the means of 8 x 8 blocks of pixels: enough to tell a frame from another one after lossy encoding."""
     height, width = pixels.shape[:2]
     grey = pixels.mean(axis=2, dtype=np.float32)
     rows = np.add.reduceat(grey, np.arange(_BLOCKS) * height // _BLOCKS if height >= _BLOCKS else [0], axis=0)
@@ -160,7 +160,7 @@ def summarize_frame(pixels: np.ndarray) -> np.ndarray:
 
 
 def decode_all(file: Any, shown: str) -> Iterator[tuple[float, bool, np.ndarray]]:
-    """All frames of a video in order: time in seconds, whether it is a key frame, pixels (uint8 RGB)."""
+    """Yield all frames of a video in order: time in seconds, whether it is a key frame, pixels (uint8 RGB)."""
     av = load_av()
     try:
         with av.open(file) as container:
@@ -173,7 +173,7 @@ def decode_all(file: Any, shown: str) -> Iterator[tuple[float, bool, np.ndarray]
 
 
 def verify_video(path: str, shown: str, fps: float, prints: np.ndarray, starts: Iterable[int] = (0,)) -> None:
-    """Decodes a video and compares it with what was encoded. A difference raises DamagedFile.
+    """Decode a video and compares it with what was encoded. A difference raises DamagedFile.
 
     Args:
       path: the file.

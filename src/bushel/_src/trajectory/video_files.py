@@ -69,7 +69,7 @@ class _FrameDecoder:
         self._options = {"threads": 1} if "threads" in (converter.reformat.__doc__ or "") else {}  # since PyAV 17
 
     def convert(self, frame: Any, pixel_format: str) -> Any:
-        """The frame in a pixel format, with the colours of swscale's defaults, as in torchcodec and lerobot."""
+        """Return the frame in a pixel format, with the colours of swscale's defaults, as in torchcodec and lerobot."""
         return self._converter.reformat(frame, format=pixel_format, **self._options)
 
 
@@ -96,7 +96,7 @@ def decode_frames(
     put: Callable[[int, Any], None],
     pixel_format: str = "rgb24",
 ) -> None:
-    """Calls `put(position in numbers, frame of PyAV)` once for each number, in any order.
+    """Call `put(position in numbers, frame of PyAV)` once for each number, in any order.
 
     Frames are decoded in runs: from the packet where decoding must begin up to the last frame of the run.
 
@@ -118,7 +118,7 @@ def decode_frames(
 
 
 def _plan_runs(packets: np.ndarray, starts: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """Runs (first, last wanted frame + 1, first packet, last packet + 1) that each decode without a jump."""
+    """Run (first, last wanted frame + 1, first packet, last packet + 1) that each decode without a jump."""
     runs: list[tuple[int, int, int, int]] = []
     for place, (packet, start) in enumerate(zip(packets.tolist(), starts.tolist())):
         if runs:
@@ -131,7 +131,7 @@ def _plan_runs(packets: np.ndarray, starts: np.ndarray) -> list[tuple[int, int, 
 
 
 def _read_packets(file: File, table: PacketTable, runs: Sequence[tuple[int, int, int, int]]) -> list[list[bytes]]:
-    """The packets of each run. Packets that lie one after another are read at once."""
+    """Return the packets of each run. Packets that lie one after another are read at once."""
     starts: list[int] = []
     lengths: list[int] = []
     cuts: list[tuple[int, list[int], list[int]]] = []
@@ -167,7 +167,7 @@ def _decode_run(
     put: Callable[[int, Any], None],
     pixel_format: str,
 ) -> None:
-    """Decodes packets, from number `first` on. `left` maps the packets of wanted frames to their positions."""
+    """Decode packets, from number `first` on. `left` maps the packets of wanted frames to their positions."""
     av: Any = import_package("av", "video", "Video files")
     try:
         for number, content in enumerate(packets, first):
@@ -224,12 +224,12 @@ class VideoFiles:
         self._lock = threading.Lock()
 
     def shape(self, number: int) -> tuple[int, int, int]:
-        """The shape of the frames of a file: (height, width, 3)."""
+        """Return the shape of the frames of a file: (height, width, 3)."""
         stream = self.tables.streams[int(self.tables.files[number, 0])]
         return stream.height, stream.width, 3
 
     def file(self, number: int) -> File:
-        """An open file. The last 512 are kept; of local files the store keeps at most 256 descriptors."""
+        """Return an open file. The last 512 are kept; of local files the store keeps at most 256 descriptors."""
         with self._lock:
             file = self._files.get(number)
             if file is not None:
@@ -250,7 +250,7 @@ class VideoFiles:
     def read_into(
         self, files: Sequence[int] | np.ndarray, frames: Sequence[int] | np.ndarray, out: Sequence[np.ndarray]
     ) -> None:
-        """Decodes frames into arrays: frame `frames[i]` of file `files[i]` into `out[i]`.
+        """Decode frames into arrays: frame `frames[i]` of file `files[i]` into `out[i]`.
 
         An array of uint8 (height, width, 3) gets colours. An array of uint16 (height, width, 1) gets grey of 12 bits.
 
@@ -283,7 +283,7 @@ class VideoFiles:
             decode_frames(self.file(number), table, wanted, put, "gray12le" if is_grey else "rgb24")
 
     def read(self, files: Sequence[int] | np.ndarray, frames: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """Frames as new arrays, uint8 (height, width, 3), in the given order."""
+        """Return frames as new arrays, uint8 (height, width, 3), in the given order."""
         out = [np.empty(self.shape(int(number)), np.uint8) for number in files]
         self.read_into(files, frames, out)
         return out
@@ -300,13 +300,13 @@ class VideoFiles:
 
 
 def _split(values: np.ndarray) -> list[tuple[int, int]]:
-    """The runs of equal values: pairs (first, last + 1)."""
+    """Return the runs of equal values: pairs (first, last + 1)."""
     cuts = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
     return list(itertools.pairwise(cuts)) if len(values) else []
 
 
 def _copy_pixels(frame: Any, out: np.ndarray) -> None:
-    """Copies the pixels of a frame whose channels lie together. Its rows may be padded."""
+    """Copy the pixels of a frame whose channels lie together. Its rows may be padded."""
     if (frame.height, frame.width) != out.shape[:2]:
         raise DamagedFile(f"A frame has {frame.height} x {frame.width} pixels, but its file says {out.shape[:2]}.")
     plane = frame.planes[0]

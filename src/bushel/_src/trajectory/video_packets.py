@@ -59,7 +59,10 @@ class Index:
 
 
 def read_index(file: File) -> Index:
-    """The index of an MP4 file. Raises NotUnderstood for other files, and DamagedFile for an MP4 file without index."""
+    """Return the index of an MP4 file.
+
+    Raises NotUnderstood for other files, and DamagedFile for an MP4 file without index.
+    """
     try:
         return _read_index(file)
     except (struct.error, IndexError, OverflowError) as error:  # a box that is shorter than its content
@@ -136,7 +139,7 @@ class _Boxes:
 
 
 def _time_scale(header: bytes) -> int:
-    """The units per second of a box `mvhd` or `mdhd`."""
+    """Return the units per second of a box `mvhd` or `mdhd`."""
     scale = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)[0]
     if not scale:
         raise NotUnderstood("a time scale is zero")
@@ -166,7 +169,7 @@ def _index_track(track: _Boxes, movie_scale: int, file: File) -> Index:
 
 
 def _describe(box: bytes) -> tuple[str, bytes, int, int]:
-    """The codec, its extradata, and the size of a frame."""
+    """Return the codec, its extradata, and the size of a frame."""
     if struct.unpack_from(">I", box, 4)[0] != 1:
         raise NotUnderstood("there are several descriptions of samples")
     ((kind, entry),) = list(_Boxes(box[8:]))[:1] or [("", b"")]
@@ -178,7 +181,7 @@ def _describe(box: bytes) -> tuple[str, bytes, int, int]:
 
 
 def _numbers(box: bytes, begin: int, kind: str, count: int) -> np.ndarray:
-    """`count` numbers of a box, as int64."""
+    """Return `count` numbers of a box, as int64."""
     if begin + count * np.dtype(kind).itemsize > len(box):
         raise NotUnderstood("a table is shorter than it says")
     return np.frombuffer(box, kind, count, begin).astype(np.int64)
@@ -194,7 +197,7 @@ def _sample_sizes(box: bytes, file_bytes: int) -> np.ndarray:
 
 
 def _runs(box: bytes, count: int, kind: str) -> np.ndarray:
-    """The values of a box with pairs (how many samples, value), one for each sample."""
+    """Return the values of a box with pairs (how many samples, value), one for each sample."""
     pairs = struct.unpack_from(">I", box, 4)[0]
     times = _numbers(box, 8, ">u4", 2 * pairs)[::2]
     if int(times.sum()) != count:
@@ -203,7 +206,7 @@ def _runs(box: bytes, count: int, kind: str) -> np.ndarray:
 
 
 def _sample_offsets(table: _Boxes, sizes: np.ndarray) -> np.ndarray:
-    """Where each sample begins: samples lie one after another in chunks."""
+    """Return where each sample begins: samples lie one after another in chunks."""
     long = table.find("co64")
     box = table.need("stco") if long is None else long
     count = struct.unpack_from(">I", box, 4)[0]
@@ -223,7 +226,7 @@ def _sample_offsets(table: _Boxes, sizes: np.ndarray) -> np.ndarray:
 
 
 def _find_start(box: bytes | None, times: np.ndarray, durations: np.ndarray, timescale: int, movie_scale: int) -> int:
-    """The time of the media that is shown at second 0. Edit lists that do more than shift are not understood."""
+    """Return the time of the media that is shown at second 0. Edit lists that do more than shift are not understood."""
     if box is None or not len(times):
         return 0
     version, count = box[0], struct.unpack_from(">I", box, 4)[0]
@@ -268,12 +271,13 @@ class PacketTable:
     sizes: np.ndarray
 
     def __len__(self) -> int:
-        """The number of frames."""
+        """Return the number of frames."""
         return len(self.times)
 
 
 def read_packet_table(file: File) -> PacketTable:
-    """The table of a video file, from its own index, or by reading all packets where there is none that is understood.
+    """Return the table of a video file, from its own index, or by reading all packets where there is none that is
+    understood.
 
     Raises DamagedFile, which names the file, if it is cut short or is not a video.
     """
@@ -284,7 +288,7 @@ def read_packet_table(file: File) -> PacketTable:
 
 
 def demux(file: File) -> Index:
-    """The index of a video file by PyAV, which reads the whole file."""
+    """Return the index of a video file by PyAV, which reads the whole file."""
     av: Any = import_package("av", "video", "Video files")
     try:
         # Names inside a damaged file need not be texts. PyAV 19 accepts any bytes, and has no such argument.
@@ -368,7 +372,7 @@ class PacketTables:
 
     @staticmethod
     def of(tables: Sequence[PacketTable | None]) -> PacketTables:
-        """The tables of files, None for those that have none."""
+        """Return the tables of files, None for those that have none."""
         streams: dict[Stream, int] = {}
         files = np.zeros((len(tables) + 1, 3), np.int64)
         for number, table in enumerate(tables):
@@ -386,7 +390,7 @@ class PacketTables:
         return len(self.files) - 1
 
     def __getitem__(self, number: int) -> PacketTable:
-        """The table of one file: views of the long arrays."""
+        """Return the table of one file: views of the long arrays."""
         stream, frame, packet = self.files[number].tolist()
         _, last_frame, last_packet = self.files[number + 1].tolist()
         if stream < 0:
@@ -401,7 +405,7 @@ class PacketTables:
         )
 
     def save(self, folder: str) -> PacketTables:
-        """Writes the tables into a folder, and returns them mapped from there."""
+        """Write the tables into a folder, and return them mapped from there."""
         os.makedirs(folder, exist_ok=True)
         for name in ("files", *_ARRAYS):
             checked_files.write_array(os.path.join(folder, f"{name}.npy"), getattr(self, name))
@@ -411,7 +415,7 @@ class PacketTables:
 
     @staticmethod
     def load(folder: str, *, verify: bool = True) -> PacketTables:
-        """Tables that `save` has written, mapped. A damaged file raises DamagedFile."""
+        """Return tables that `save` has written, mapped. A damaged file raises DamagedFile."""
         read = functools.partial(checked_files.read_array, verify=verify)
         arrays = {name: read(os.path.join(folder, f"{name}.npy")) for name in ("files", *_ARRAYS)}
         streams = checked_files.read_json(os.path.join(folder, "streams.json"))["streams"]

@@ -61,7 +61,7 @@ class Attachment:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
 
     def read(self) -> dict[str, Any]:
-        """The report as it is now: see `bushel._src.reporting.report_server.History.describe`."""
+        """Return the report as it is now: see `bushel._src.reporting.report_server.History.describe`."""
         if self._path is not None:
             with open(self._path, "rb") as file:
                 return load_snapshot(file.read(_MOST_BYTES), redact.show(self._path))
@@ -126,7 +126,7 @@ class RunningHere:
         return self._last is not None or self._find() is not None
 
     def read(self) -> dict[str, Any]:
-        """The report as it is now: see `History.describe`. Raises NothingRuns if there is none."""
+        """Return the report as it is now: see `History.describe`. Raise NothingRuns if there is none."""
         with self._lock:
             found = self._find()
             if found is not None and (self._shown is None or self._shown() is not found):
@@ -161,18 +161,18 @@ def _is_closed(iterator: Any) -> bool:
 
 
 def watch_iterator(iterator: Any, name: str) -> RunningHere:
-    """The report of one iterator."""
+    """Return the report of one iterator."""
     reference = weakref.ref(iterator)
     return RunningHere(name, reference, comes_first=True)
 
 
 def watch_dataset(node: Node, name: str) -> RunningHere:
-    """The report of the last iterator that reads a dataset, or another dataset that was made from it."""
+    """Return the report of the last iterator that reads a dataset, or another dataset that was made from it."""
     return RunningHere(name, lambda: find_iterator(node))
 
 
 def find_iterator(node: Node) -> PipelineIterator[Any] | None:
-    """The last opened iterator whose pipeline contains a node, and that is not closed.
+    """Return the last opened iterator whose pipeline contains a node, and that is not closed.
 
     >>> import bushel
     >>> ds = bushel.MapDataset.range(3)
@@ -205,7 +205,7 @@ def _contains(last: Node, node: Node) -> bool:
 
 
 def open_unlisted(stream: StreamNode) -> PipelineIterator[Any]:
-    """An iterator of the viewer itself, which must not be shown as one that runs."""
+    """Return an iterator of the viewer itself, which must not be shown as one that runs."""
     own: PipelineIterator[Any] = PipelineIterator(stream)
     _viewers_own.add(own)
     return own

@@ -86,7 +86,7 @@ class EpisodePlace:
 
 
 def find_place(node: Node, index: int, row: int = 0) -> EpisodePlace | None:
-    """The episode and the step of an element; None if the pipeline does not come from episodes, or packs them.
+    """Return the episode and the step of an element; None if the pipeline does not come from episodes, or packs them.
 
     >>> from bushel.trajectory import TrajectoryDataset
     >>> episodes = [{"observation": {"x": np.zeros(n)}, "action": np.zeros((n, 2))} for n in (3, 5)]
@@ -136,7 +136,7 @@ def find_place(node: Node, index: int, row: int = 0) -> EpisodePlace | None:
 
 
 def comes_from_episodes(last: Node) -> bool:
-    """Whether a pipeline has a step that knows episodes. This looks at the kinds of its steps only."""
+    """Return whether a pipeline has a step that knows episodes. This looks at the kinds of its steps only."""
     seen: set[int] = set()
     todo = [last]
     while todo:
@@ -154,7 +154,7 @@ def comes_from_episodes(last: Node) -> bool:
 
 
 def _recognize(node: MapNode, index: int, functions: list[OneParentMap]) -> EpisodePlace | None:
-    """The place of an element of a node that knows episodes; None for all other nodes."""
+    """Return the place of an element of a node that knows episodes; None for all other nodes."""
     if isinstance(node, SourceNode):
         return _recognize_source(node.source, index, functions)
     if not isinstance(node, WithOperation) or not isinstance(node, OneParentMap):
@@ -172,7 +172,9 @@ def _recognize(node: MapNode, index: int, functions: list[OneParentMap]) -> Epis
 
 
 def _rebuild(anchor: OneParentMap, leaf: MapNode, functions: list[OneParentMap], positions: np.ndarray) -> Any:
-    """A function that reads step number `n` of an episode: element `positions[n]` of the pipeline without its order."""
+    """Return a function that reads step number `n` of an episode: element `positions[n]` of the pipeline without its
+    order.
+    """
     node: MapNode = dataclasses.replace(anchor, parent=leaf)
     for function in reversed(functions):
         node = dataclasses.replace(function, parent=node)
@@ -217,7 +219,7 @@ def _place_of_trajectory(samples: Samples, index: int) -> EpisodePlace:
 
 
 def _read_plain(samples: Samples, episode: np.ndarray, times: np.ndarray) -> Tree:
-    """The steps of an episode without windows and chunks, normalised as the samples are."""
+    """Return the steps of an episode without windows and chunks, normalised as the samples are."""
     plain = dataclasses.replace(samples, transforms=None, row_functions=())
     return plain.rows(episode, times, Draws(samples.seed, times, episode))
 
@@ -313,19 +315,19 @@ def _rebuild_source(source: Any, functions: list[OneParentMap], positions: np.nd
 
 
 def name_episodes(source: RLDSEpisodes | LeRobotEpisodes | ArrayEpisodes) -> str:
-    """The name of the data set of whole episodes."""
+    """Return the name of the data set of whole episodes."""
     return redact.base_name(source._folder.path) if isinstance(source, LeRobotEpisodes) else source._name
 
 
 def number_episode(source: RLDSEpisodes | LeRobotEpisodes | ArrayEpisodes, place: int) -> int:
-    """The number of an episode in its data set, where `source` may be a split of it. RLDS numbers each split."""
+    """Return the number of an episode in its data set, where `source` may be a split of it. RLDS numbers each split."""
     if isinstance(source, LeRobotEpisodes):
         return source._number(int(source._positions[place]))
     return int(source._numbers[place]) if isinstance(source, ArrayEpisodes) else place
 
 
 def _find_leaf(node: MapNode, index: int) -> tuple[MapNode, int]:
-    """The source of an element, and its index there. The nodes between have one part each."""
+    """Return the source of an element, and its index there. The nodes between have one part each."""
     while True:
         made, which, positions = node.made_of(np.array([index]))
         if len(made) != 1:
@@ -338,7 +340,7 @@ def _number(table: Episodes, episode: int) -> int:
 
 
 def read_name(table: Episodes, frame: int) -> str:
-    """The name of the data set of a frame of a table; "" if it has none."""
+    """Return the name of the data set of a frame of a table; "" if it has none."""
     column = table.columns.get("dataset_name")
     return "" if column is None else column.take(np.array([frame]))[0].decode()
 
@@ -385,7 +387,9 @@ class EpisodeLists:
         self._lock = threading.Lock()
 
     def list(self, first: int, count: int) -> dict[str, Any]:
-        """Some episodes: how many there are, and a row for each that could be read in the time of one request."""
+        """Return some episodes: how many there are, and a row for each that could be read in the time of one
+        request.
+        """
         total = sum(len(table.numbers) for table in self._tables.values())
         step, starts = self._starts
         end, rows = time.monotonic() + BUDGET_S, []
@@ -465,7 +469,7 @@ def _find_starts(table: EpisodeTable, rows: np.ndarray, indices: np.ndarray) -> 
 
 
 def _find_table(step: PipelineStep, session: Session) -> EpisodeTable | None:
-    """The episodes of a source, whatever its kind; None for a source that knows none."""
+    """Return the episodes of a source, whatever its kind; None for a source that knows none."""
     node = step.node
     if isinstance(node, SourceNode) and isinstance(node.source, LeRobotSource):
         return _table_of_rows(node.source)
@@ -566,7 +570,7 @@ def _table_of_episodes(source: Any) -> EpisodeTable:
 
 
 def _read_columns(table: Episodes) -> Callable[[int], Head]:
-    """A function that reads length and instruction of an episode of a table."""
+    """Return a function that reads length and instruction of an episode of a table."""
     columns = {path: column for path, column in flatten_tree(table.columns).items() if isinstance(column, Texts)}
     chosen = [column for path, column in columns.items() if _is_instruction("/".join(path))]
 
@@ -583,12 +587,12 @@ def _is_instruction(path: str) -> bool:
 
 
 def _choose_text(texts: list[str]) -> str | None:
-    """The first text that is not empty; "" if all are empty, None if there are none."""
+    """Return the first text that is not empty; "" if all are empty, None if there are none."""
     return None if not texts else next((text for text in texts if text), "")[:TEXT]
 
 
 def find_text(tree: Mapping[str, Any]) -> str | None:
-    """The instruction of an episode: arrays with a text for each step. None if it has none.
+    """Return the instruction of an episode: arrays with a text for each step. None if it has none.
 
     >>> find_text({"language_instruction": np.array([b"push", b"push"], object)}), find_text({"action": np.zeros(3)})
     ('push', None)

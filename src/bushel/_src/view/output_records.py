@@ -68,7 +68,7 @@ class Trace:
 
 
 def count_outputs(node: Node) -> int | None:
-    """How many elements a pipeline has; INFINITE for no end; None where that is not known without reading."""
+    """Return how many elements a pipeline has; INFINITE for no end; None where that is not known without reading."""
     if isinstance(node, MapNode):
         return node.length
     if isinstance(node, MixStream):
@@ -84,12 +84,12 @@ def count_outputs(node: Node) -> int | None:
 
 
 def _keeps_order(node: Node) -> bool:
-    """Whether a node of a stream has one element for each of its parent's, in their order."""
+    """Return whether a node of a stream has one element for each of its parent's, in their order."""
     return node.transparent or isinstance(node, SeedStream) or (isinstance(node, Elementwise) and not node.drops)
 
 
 def _count_mixed(node: MixStream) -> int | None:
-    """The length of a mixture of streams. It ends where it needs an element of a stream that has ended."""
+    """Return the length of a mixture of streams. It ends where it needs an element of a stream that has ended."""
     total = sum(node.weights)
     which, within = mix.mixed(int64.ranging(0, total), node.weights)  # one period of the pattern
     ends = [INFINITE]
@@ -105,7 +105,7 @@ def _count_mixed(node: MixStream) -> int | None:
 
 
 def trace_outputs(node: Node, indices: np.ndarray) -> Trace:
-    """Traces the outputs at `indices` of a pipeline to the records of its sources.
+    """Trace the outputs at `indices` of a pipeline to the records of its sources.
 
     Raises NotTraceable for a stream whose elements depend on what was read before.
 
@@ -188,12 +188,12 @@ def _walk_map(node: MapNode, rows: np.ndarray, indices: np.ndarray, component: t
 
 
 def first_outputs(count: int) -> np.ndarray:
-    """The positions of the first `count` outputs."""
+    """Return the positions of the first `count` outputs."""
     return int64.ranging(0, count)
 
 
 def count_records(node: Node) -> int:
-    """How many records one output of a pipeline is made of, roughly: to limit how many outputs are traced."""
+    """Return how many records one output of a pipeline is made of, roughly: to limit how many outputs are traced."""
     if isinstance(node, MapNode):
         return max(1, node.fan_in)
     own = node.batch_size if isinstance(node, BatchStream) else 1
@@ -242,7 +242,7 @@ class MixtureShares:
 
 
 def measure_shares(found: Trace) -> list[MixtureShares]:
-    """The shares of each mixture that the traced outputs come through, the outermost first.
+    """Return the shares of each mixture that the traced outputs come through, the outermost first.
 
     >>> from bushel import MapDataset
     >>> from bushel._src.view.output_records import trace_outputs
@@ -289,7 +289,9 @@ def _epoch_length(node: Node) -> int | None:
 
 
 def _target_shares(node: Select | MixStream, positions: np.ndarray) -> np.ndarray | None:
-    """The shares that the weights of a mixture ask for at these positions; None where a user's function chooses."""
+    """Return the shares that the weights of a mixture ask for at these positions; None where a user's function
+    chooses.
+    """
     weights: Any
     if isinstance(node, ExactMix):
         if not len(positions):
@@ -310,7 +312,8 @@ def _target_shares(node: Select | MixStream, positions: np.ndarray) -> np.ndarra
 
 
 def name_parts(node: Node) -> list[str]:
-    """Names for the datasets of a mixture, all different: the name of the data set or of the source where it has one.
+    """Return names for the datasets of a mixture, all different: the name of the data set or of the source where it has
+    one.
 
     >>> from bushel import MapDataset
     >>> name_parts(MapDataset.concatenate([MapDataset.range(3), MapDataset.range(3).shuffle(seed=1)])._node)
@@ -323,7 +326,7 @@ def name_parts(node: Node) -> list[str]:
 
 
 def name_source_of(node: Node) -> str:
-    """The name of the source that a pipeline reads, or how many sources it has."""
+    """Return the name of the source that a pipeline reads, or how many sources it has."""
     leaves: list[Node] = []
     todo = [node]
     while todo:
@@ -392,7 +395,7 @@ class OrderMap:
 
 
 def measure_order(found: Trace) -> list[Order]:
-    """The order of each source in the traced outputs.
+    """Return the order of each source in the traced outputs.
 
     >>> from bushel import MapDataset
     >>> from bushel._src.view.output_records import first_outputs
@@ -432,7 +435,8 @@ def _measure_records(part: TracedRecords, batched: bool) -> Order:
 
 
 def _find_reach(epoch: np.ndarray, position: np.ndarray) -> int:
-    """The largest distance between the place of a record in the source and its turn among the records of its epoch.
+    """Return the largest distance between the place of a record in the source and its turn among the records of its
+    epoch.
 
     0 if the epochs are mixed up, so that records have no turn.
     """
@@ -443,7 +447,7 @@ def _find_reach(epoch: np.ndarray, position: np.ndarray) -> int:
 
 
 def _count_together(rows: np.ndarray, indices: np.ndarray) -> float:
-    """The share of records with a neighbour of theirs in the same output."""
+    """Return the share of records with a neighbour of theirs in the same output."""
     order = np.lexsort((indices, rows))
     near = (np.diff(rows[order]) == 0) & (np.abs(np.diff(indices[order])) == 1)
     with_neighbour = np.zeros(len(rows), dtype=bool)
@@ -453,7 +457,7 @@ def _count_together(rows: np.ndarray, indices: np.ndarray) -> float:
 
 
 def _bins(steps: np.ndarray) -> tuple[list[int], list[int]]:
-    """Counts of distances in [0, 1), [1, 2), [2, 4), [4, 8), ..."""
+    """Count of distances in [0, 1), [1, 2), [2, 4), [4, 8), ..."""
     if not len(steps):
         return [], []
     # The number of binary digits of a distance is the number of its bin.
@@ -463,7 +467,7 @@ def _bins(steps: np.ndarray) -> tuple[list[int], list[int]]:
 
 
 def _judge(length: int, steps: np.ndarray, adjacent: float, reach: int) -> str:
-    """One sentence about the order."""
+    """Return one sentence about the order."""
     if len(steps) < 2:
         return f"{len(steps) + 1} of {length:,} records: too few to say."
     distance, expected = float(np.median(steps)), MEDIAN * length
@@ -485,7 +489,7 @@ def _judge(length: int, steps: np.ndarray, adjacent: float, reach: int) -> str:
 
 
 def map_positions(node: Node, points: int = MAP_POINTS) -> list[OrderMap]:
-    """Where outputs come from: evenly spaced outputs of one epoch of the pipeline, and their records.
+    """Return where outputs come from: evenly spaced outputs of one epoch of the pipeline, and their records.
 
     For a pipeline without an end these are the first outputs.
     """

@@ -37,7 +37,7 @@ class LengthHistogram:
 
     @staticmethod
     def of(values: np.ndarray, low: float = 0, high: float | None = None, bins: int = BINS) -> LengthHistogram:
-        """The histogram of some whole numbers. Where they have few different values, each gets a bin of its own.
+        """Return the histogram of some whole numbers. Where they have few different values, each gets a bin of its own.
 
         >>> LengthHistogram.of(np.array([1, 1, 3]), high=4)
         LengthHistogram(edges=[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], counts=[0, 2, 0, 1, 0])
@@ -105,7 +105,7 @@ class Buckets:
 
 
 def describe_packing(last: Node) -> list[Packing]:
-    """Each `pack` of a pipeline over all rows of an epoch, from its plan alone.
+    """Return each `pack` of a pipeline over all rows of an epoch, from its plan alone.
 
     >>> from bushel import MapDataset
     >>> texts = MapDataset.source([np.arange(n) for n in (3, 5, 2, 6)])
@@ -121,7 +121,7 @@ def describe_packing(last: Node) -> list[Packing]:
 
 
 def describe_buckets(last: Node) -> list[Buckets]:
-    """Each `bucket` of a pipeline, over all elements of an epoch.
+    """Return each `bucket` of a pipeline, over all elements of an epoch.
 
     >>> from bushel import MapDataset
     >>> texts = MapDataset.source([np.arange(n) for n in (3, 5, 2, 6)])
@@ -144,7 +144,10 @@ def _describe_buckets(node: Bucket) -> Buckets:
 
 
 def find_nodes(last: Node, kind: type[Any]) -> list[Any]:
-    """The nodes of one kind in a pipeline, the last one first. A node that several others read is listed once."""
+    """Return the nodes of one kind in a pipeline, the last one first.
+
+    A node that several others read is listed once.
+    """
     found: dict[int, Node] = {}
     todo = [last]
     while todo:
@@ -179,7 +182,8 @@ def _describe_feature(node: PackedRows, number: int) -> FeaturePacking:
 
 
 def measure_packing(elements: Iterable[Any]) -> Packing | None:
-    """The packing of rows, or batches of rows, that were read: from their `<name>_segment_ids`; None if there are none.
+    """Return the packing of rows, or batches of rows, that were read: from their `<name>_segment_ids`; None if there
+    are none.
 
     A segment id of 0 is padding. This is for the packers of streams, whose plan is not known ahead. Of a sequence that
     is cut at the end of a row each piece counts as one sequence.
@@ -261,7 +265,7 @@ class PaddingCounter:
         self.leaves: dict[str, Cells] = {}
 
     def add(self, element: Any) -> Any:
-        """Counts the cells of an element, which may come from `watch_padding`. Returns the element itself."""
+        """Count the cells of an element, which may come from `watch_padding`. Return the element itself."""
         found: dict[str, tuple[int, int]] = {}
         if isinstance(element, Mapping) and _CELLS in element:
             found = {name: (int(real), int(total)) for name, (real, total) in element[_CELLS].items()}
@@ -278,7 +282,7 @@ class PaddingCounter:
 
 
 def _list_with_neighbours(tree: Any, path: str = "") -> Iterator[tuple[str, np.ndarray, Mapping[str, Any]]]:
-    """The arrays in dicts, with the dict in which each one lies."""
+    """Yield the arrays in dicts, with the dict in which each one lies."""
     if not isinstance(tree, Mapping):
         return
     for key, value in tree.items():
@@ -290,7 +294,7 @@ def _list_with_neighbours(tree: Any, path: str = "") -> Iterator[tuple[str, np.n
 
 
 def _find_real(name: str, value: np.ndarray, beside: Mapping[str, Any]) -> np.ndarray | None:
-    """Which cells of an array are no padding, as the entries beside it say; None if they do not say it."""
+    """Return which cells of an array are no padding, as the entries beside it say; None if they do not say it."""
     if is_beside_tokens(name, beside):
         return None
     segments, _ = find_segments(name, beside)
@@ -301,7 +305,8 @@ def _find_real(name: str, value: np.ndarray, beside: Mapping[str, Any]) -> np.nd
 
 
 def watch_padding(node: Node) -> Node | None:
-    """The same pipeline, whose elements carry the cells of their leaves for a `PaddingCounter`; None if it cannot.
+    """Return the same pipeline, whose elements carry the cells of their leaves for a `PaddingCounter`; None if it
+    cannot.
 
     It can where the last step that makes elements batches them with a function that may pad: `bucket`, or `batch` with
     a `batch_fn`.
@@ -318,7 +323,7 @@ def watch_padding(node: Node) -> Node | None:
 
 
 def may_pad(node: Node) -> bool:
-    """Whether a step makes batches that may be padded."""
+    """Return whether a step makes batches that may be padded."""
     if isinstance(node, BatchStream):
         return node.batch_fn is not None
     return isinstance(node, Bucket) or (isinstance(node, Batches) and node.batch_function is not None)
@@ -377,7 +382,8 @@ class _WatchedFunction:
 
 
 def count_cells(sizes: Sequence[Mapping[str, tuple[int, ...]]], batch: Any) -> dict[str, Cells]:
-    """The cells of a batch that was made of rows of some sizes, for each leaf with the axes of the rows and one more.
+    """Return the cells of a batch that was made of rows of some sizes, for each leaf with the axes of the rows and one
+    more.
 
     >>> count_cells([{"x": (3,)}, {"x": (1,)}], {"x": np.zeros((2, 4))})
     {'x': Cells(real=4, total=8)}
@@ -394,7 +400,7 @@ def count_cells(sizes: Sequence[Mapping[str, tuple[int, ...]]], batch: Any) -> d
 
 
 def _measure_leaves(tree: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of the leaves of an element. Leaves without a shape, such as uneven lists, are left out."""
+    """Return the shapes of the leaves of an element. Leave without a shape, such as uneven lists, are left out."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, leaf in list_leaves(tree):
         with contextlib.suppress(ValueError):
@@ -403,7 +409,7 @@ def _measure_leaves(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def list_leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of an element, with their names: "observation/state"; "element" for an element that is one leaf.
+    """Yield the leaves of an element, with their names: "observation/state"; "element" for an element that is one leaf.
 
     A list of numbers or texts is one leaf.
     """

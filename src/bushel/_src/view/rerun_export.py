@@ -50,7 +50,7 @@ def to_rerun(
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Written:
-    """Writes robot data into a file for the Rerun viewer. This needs the extra `rerun`.
+    """Write robot data into a file for the Rerun viewer. This needs the extra `rerun`.
 
     Elements that are whole episodes are shown over their steps: cameras, actions, proprioception and instruction, each
     episode with views of its own. Elements that are samples are shown in their order: the window of each camera, the
@@ -85,7 +85,7 @@ def to_rerun(
 
 
 def export_session(session: Session, path: str, elements: Iterable[int] | None = None) -> int:
-    """Writes elements of the last step of a session: see `to_rerun`. The file appears when it is complete."""
+    """Write elements of the last step of a session: see `to_rerun`. The file appears when it is complete."""
     rerun: Any = import_package("rerun", "rerun", "Files for Rerun")
     node = session.last.node
     place = find_place(node, 0)
@@ -319,7 +319,7 @@ class _Writer:
 
 
 def _encode(camera: Camera, slot: int) -> tuple[bytes, str]:
-    """A frame as a file, and the type of the file. PNG and JPEG files stay as they are."""
+    """Return a frame as a file, and the type of the file. PNG and JPEG files stay as they are."""
     frame = camera.frames[slot]
     frame = frame.item() if isinstance(frame, np.ndarray) and frame.dtype == object else frame
     if not isinstance(frame, np.ndarray):

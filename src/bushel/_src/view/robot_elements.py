@@ -46,7 +46,7 @@ class JointNames:
         self._session = session
 
     def find(self, path: str, width: int) -> tuple[str, ...]:
-        """The names of the numbers of an entry of this width, such as "action"; empty if they are not known."""
+        """Return the names of the numbers of an entry of this width, such as "action"; empty if they are not known."""
         fitting = {table[path] for table in self._tables if len(table.get(path, ())) == width}
         return fitting.pop() if len(fitting) == 1 else ()  # two robots may name the same entry differently
 
@@ -69,18 +69,23 @@ def _list_names(node: Any) -> Names:
 
 
 def _by_path(folder: LeRobotFolder) -> Names:
-    """The names of the features, by the paths that their entries have in rows and in raw episodes."""
+    """Return the names of the features, by the paths that their entries have in rows and in raw episodes."""
     found = {shorten(name): feature.names for name, feature in folder.features.items() if feature.names}
     return found | ({"action": found["actions"]} if "actions" in found and "action" not in found else {})
 
 
 def shorten(path: str) -> str:
-    """A path without the part that all observations have: "state" for "observation.state" and "observation/state"."""
+    """Return a path without the part that all observations have:
+
+    "state" for "observation.state" and "observation/state".
+    """
     return path.removeprefix("observation").lstrip("./")
 
 
 def _compare(table: Episodes) -> Names:
-    """The names of the columns of a table that have the numbers of a feature, whatever a column is called there."""
+    """Return the names of the columns of a table that have the numbers of a feature, whatever a column is called
+    there.
+    """
     parts = [column.parts for column in table._image_columns if isinstance(column.parts, LeRobotImages)]
     if not parts:
         return {}
@@ -113,7 +118,7 @@ def _is_equal(values: np.ndarray, stored: np.ndarray) -> bool:
 
 
 def choose_names(names: tuple[str, ...], dimensions: list[int]) -> list[str]:
-    """What the page calls some dimensions: by their names, or by their numbers where there are none.
+    """Return what the page calls some dimensions: by their names, or by their numbers where there are none.
 
     >>> choose_names(("shoulder", "elbow"), [1]), choose_names((), [0, 3])
     (['elbow'], ['0', '3'])
@@ -148,7 +153,7 @@ class Camera:
         return "depth" in self.name
 
     def read(self, number: int) -> np.ndarray | None:
-        """The pixels of a frame as they are stored; None for an empty frame."""
+        """Return the pixels of a frame as they are stored; None for an empty frame."""
         frame = self.frames[number]
         if isinstance(frame, np.ndarray) and frame.dtype != object:
             return frame
@@ -192,7 +197,7 @@ class RobotSample:
 def describe_sample(
     tree: Tree, *, time: int | None = None, offsets: Mapping[str, np.ndarray] | None = None
 ) -> RobotSample:
-    """Finds what is to draw in one sample: a frame, or a window of frames with chunks of actions.
+    """Find what is to draw in one sample: a frame, or a window of frames with chunks of actions.
 
     >>> sample = describe_sample({"observation": {"state": np.zeros((2, 3)), "timestep": np.array([3, 4])},
     ...     "action": np.zeros((2, 4, 7)), "action_pad_mask": np.ones((2, 4, 7), bool)})
@@ -208,7 +213,7 @@ def describe_sample(
 
 
 def take_row(tree: Any, row: int) -> Any:
-    """One row of a batch, or one step of a whole episode: entry `row` of each leaf that has so many.
+    """Return one row of a batch, or one step of a whole episode: entry `row` of each leaf that has so many.
 
     >>> take_row({"x": np.array([[1, 2], [3, 4]]), "name": "arm"}, 1)
     {'x': array([3, 4]), 'name': 'arm'}
@@ -220,7 +225,9 @@ def take_row(tree: Any, row: int) -> Any:
 
 
 def count_rows(tree: Any) -> int:
-    """How many rows a batch has, or how many steps a whole episode: the length of its first leaf with an axis."""
+    """Return how many rows a batch has, or how many steps a whole episode: the length of its first leaf with an
+    axis.
+    """
     for leaf in flatten(tree).values():
         if isinstance(leaf, list) or (not isinstance(leaf, (str, bytes)) and np.ndim(leaf) > 0):
             return len(leaf)
@@ -228,7 +235,7 @@ def count_rows(tree: Any) -> int:
 
 
 def is_batched(node: Node) -> bool:
-    """Whether the elements of a node are batches: a step before it makes them, and none takes them apart."""
+    """Return whether the elements of a node are batches: a step before it makes them, and none takes them apart."""
     while not isinstance(node, (Batches, BatchStream)):
         if not node.parents or isinstance(node, (FlatMapElements, FlatMapStream)):
             return False
@@ -237,7 +244,7 @@ def is_batched(node: Node) -> bool:
 
 
 def flatten(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The leaves of nested dicts by path: {"observation/state": ...}."""
+    """Return the leaves of nested dicts by path: {"observation/state": ...}."""
     if not isinstance(tree, Mapping):
         return {"/".join(path): tree}
     return {name: leaf for key, part in tree.items() for name, leaf in flatten(part, (*path, str(key))).items()}
@@ -285,7 +292,7 @@ class _SampleFinder:
         return None if leaf is None else np.asarray(leaf)
 
     def _steps_of(self, path: str, count: int) -> np.ndarray | None:
-        """The steps of the rows of an entry that is a window by offsets; None if they are not known."""
+        """Return the steps of the rows of an entry that is a window by offsets; None if they are not known."""
         steps = self.offsets.get(path)
         return None if steps is None or self.time is None or len(steps) != count else self.time + np.asarray(steps)
 
@@ -367,7 +374,7 @@ class _SampleFinder:
 
 
 def _short(path: str) -> str:
-    """The name of an entry as people say it: without the part that all observations have."""
+    """Return the name of an entry as people say it: without the part that all observations have."""
     return re.sub(r"^(observation|task)[/.](images[/.])?", "", path)
 
 
@@ -376,7 +383,7 @@ def _is_instruction(names: list[str]) -> bool:
 
 
 def _as_text(leaf: Any) -> str | None:
-    """A leaf that is one text; None for all other leaves."""
+    """Return a leaf that is one text; None for all other leaves."""
     if isinstance(leaf, np.ndarray) and leaf.ndim == 0 and leaf.dtype.kind in "OSU":
         leaf = leaf.item()
     if isinstance(leaf, bytes) and not leaf.startswith(_IMAGE_STARTS):
@@ -385,7 +392,7 @@ def _as_text(leaf: Any) -> str | None:
 
 
 def _as_numbers(leaf: Any) -> np.ndarray | None:
-    """A leaf that is numbers, as floats, with at least one axis; None for all other leaves."""
+    """Return a leaf that is numbers, as floats, with at least one axis; None for all other leaves."""
     if not isinstance(leaf, (np.ndarray, np.generic, int, float)):
         return None
     array = np.asarray(leaf)
@@ -399,7 +406,7 @@ def _is_image_name(path: str) -> bool:
 
 
 def _as_frames(leaf: Any, path: str) -> list[Any] | None:
-    """The frames of a leaf that is one image, or several; None for all other leaves."""
+    """Return the frames of a leaf that is one image, or several; None for all other leaves."""
     if isinstance(leaf, np.ndarray) and leaf.dtype == object:
         entries = list(leaf.flat)
         if leaf.ndim > 1 or not entries or not all(isinstance(entry, (bytes, Encoded)) for entry in entries):
@@ -433,7 +440,7 @@ def _is_encoded(entry: bytes | Encoded, path: str) -> bool:
 
 
 def describe_episode(tree: Tree) -> list[SampleCurves]:
-    """The curves of a whole episode: actions, then numbers of the observation. Each has one slot with all steps.
+    """Return the curves of a whole episode: actions, then numbers of the observation. Each has one slot with all steps.
 
     >>> episode = {"action": np.zeros((5, 2)), "observation": {"x": np.ones(5)}}
     >>> [(curve.name, curve.values.shape) for curve in describe_episode(episode)]

@@ -44,12 +44,12 @@ _DATASETS = (MapDataset, IterDataset, DataLoader, DatasetIterator, TrajectoryDat
 
 
 def is_script(target: str) -> bool:
-    """Whether a target is a Python file, without the name of something in it."""
+    """Return whether a target is a Python file, without the name of something in it."""
     return target.endswith(".py") and "://" not in target
 
 
 def is_python_target(target: str) -> bool:
-    """Whether a target names a Python object: `train.py:make_dataset`, `module:name`."""
+    """Return whether a target names a Python object: `train.py:make_dataset`, `module:name`."""
     place, colon, name = target.rpartition(":")
     parts = name.split(".")
     return (
@@ -61,13 +61,15 @@ def is_python_target(target: str) -> bool:
 
 
 def show_target(target: str, arguments: Sequence[str] = ()) -> str:
-    """A target and the arguments of its script, for people and without secrets: "train.py:ds -- --batch 8"."""
+    """Return a target and the arguments of its script, for people and without secrets: "train.py:ds -- --batch 8"."""
     shown = redact.show(target)
     return f"{shown} -- {_show_arguments(arguments)}" if arguments else shown
 
 
 def _show_arguments(arguments: Sequence[str]) -> str:
-    """The arguments of a script as a shell takes them, without secrets: in URLs, and in options such as --api-key."""
+    """Return the arguments of a script as a shell takes them, without secrets: in URLs, and in options such as
+    --api-key.
+    """
     shown, hides_next = [], False
     for word in arguments:
         name, equals, value = word.partition("=")
@@ -83,7 +85,7 @@ def _show_arguments(arguments: Sequence[str]) -> str:
 
 
 def load_object(target: str, arguments: Sequence[str] = ()) -> Any:
-    """The object that `train.py:make_dataset` or `module:name` names. A function is called, without arguments.
+    """Return the object that `train.py:make_dataset` or `module:name` names. A function is called, without arguments.
 
     Args:
       target: the target.
@@ -112,7 +114,7 @@ def load_object(target: str, arguments: Sequence[str] = ()) -> Any:
 
 
 def run_script(path: str, target: str, arguments: Sequence[str] = ()) -> types.ModuleType:
-    """Runs a Python file, once, and returns what it defines as a module.
+    """Run a Python file, once, and return what it defines as a module.
 
     `__name__` is not "__main__" there, so guarded code does not run. The name belongs to no file: an import of it fails
     in a worker. Under the name of the file, a worker that looks for a class would import the file and run it again.
@@ -152,7 +154,7 @@ def run_script(path: str, target: str, arguments: Sequence[str] = ()) -> types.M
 
 
 def list_script(path: str, command: str, arguments: Sequence[str] = ()) -> str:
-    """Runs a Python file and says which datasets and functions in it a target may name.
+    """Run a Python file and say which datasets and functions in it a target may name.
 
     Args:
       path: the file.
@@ -193,7 +195,7 @@ def _set_arguments(place: str, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _call(function: Callable[[], Any], target: str, arguments: Sequence[str]) -> Any:
-    """Calls code of a user's file. If the code ends the program, the error says so, and how to pass arguments."""
+    """Call code of a user's file. If the code ends the program, the error says so, and how to pass arguments."""
     try:
         return function()
     except SystemExit as end:
@@ -211,7 +213,7 @@ def _call(function: Callable[[], Any], target: str, arguments: Sequence[str]) ->
 
 
 def _choose_name(file: str) -> str:
-    """The name of the module of a file. A second file of one process gets a name of its own."""
+    """Return the name of the module of a file. A second file of one process gets a name of its own."""
     number, name = 1, SCRIPT_MODULE
     while name in sys.modules and sys.modules[name].__file__ != file:
         number, name = number + 1, f"{SCRIPT_MODULE}{number + 1}"
@@ -234,7 +236,7 @@ def _import_module(name: str) -> types.ModuleType:
 
 
 def _suggest(name: str, owner: Any) -> str:
-    """What the user may have meant with a name that an object does not have."""
+    """Return what the user may have meant with a name that an object does not have."""
     if isinstance(owner, types.ModuleType):
         names = [*_find_datasets(owner), *_find_functions(owner)]
         others = [each for each in vars(owner) if not each.startswith("_") and each not in names]
@@ -246,7 +248,7 @@ def _suggest(name: str, owner: Any) -> str:
 
 
 def _find_guarded_names(module: types.ModuleType) -> set[str]:
-    """The names that a file defines under `if __name__ == "__main__":`, which is not true here."""
+    """Return the names that a file defines under `if __name__ == "__main__":`, which is not true here."""
     try:
         tree = ast.parse(Path(module.__file__ or "").read_bytes())
     except (OSError, SyntaxError, ValueError):  # a module without Python source
@@ -258,7 +260,7 @@ def _find_guarded_names(module: types.ModuleType) -> set[str]:
 
 
 def _find_datasets(module: types.ModuleType) -> dict[str, Any]:
-    """The datasets, loaders and sources of Bushel's among the globals of a module."""
+    """Return the datasets, loaders and sources of Bushel's among the globals of a module."""
     found = {}
     for name, value in vars(module).items():
         of_ours = type(value).__module__.partition(".")[0] == "bushel" and hasattr(value, "__getitem__")
@@ -268,7 +270,7 @@ def _find_datasets(module: types.ModuleType) -> dict[str, Any]:
 
 
 def _find_functions(module: types.ModuleType) -> dict[str, types.FunctionType]:
-    """The functions that a module defines itself, without those that it imports."""
+    """Return the functions that a module defines itself, without those that it imports."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -277,7 +279,7 @@ def _find_functions(module: types.ModuleType) -> dict[str, types.FunctionType]:
 
 
 def _list_required(function: Callable[..., Any]) -> list[str]:
-    """The parameters of a function without which it cannot be called."""
+    """Return the parameters of a function without which it cannot be called."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some callables do not say it
@@ -310,12 +312,12 @@ def _describe_function(function: types.FunctionType) -> str:
 
 
 def send_scripts_by_value() -> None:
-    """Makes `multiprocessing` in this process send functions and classes of scripts by value, and nothing else."""
+    """Make `multiprocessing` in this process send functions and classes of scripts by value, and nothing else."""
     ForkingPickler.reducer_override = _reduce
 
 
 def _reduce(_: ForkingPickler, value: Any) -> Any:
-    """How `multiprocessing` pickles an object: its own way, except for what a script defines."""
+    """Return how `multiprocessing` pickles an object: its own way, except for what a script defines."""
     defined = isinstance(value, (type, types.FunctionType))
     if defined and str(getattr(value, "__module__", "")).startswith(SCRIPT_MODULE):
         return _load, (cloudpickle.dumps(value),)
@@ -323,6 +325,6 @@ def _reduce(_: ForkingPickler, value: Any) -> Any:
 
 
 def _load(data: bytes) -> Any:
-    """The function or class that was sent. From now on this process sends those of the script by value, too."""
+    """Return the function or class that was sent. From now on this process sends those of the script by value, too."""
     send_scripts_by_value()
     return cloudpickle.loads(data)

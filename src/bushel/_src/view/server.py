@@ -79,7 +79,7 @@ class RequestActivity:
         }
 
     def _find_step(self, frame: types.FrameType | None) -> dict[str, Any]:
-        """The step whose function is the innermost one of a stack, and the line of the user's code there."""
+        """Return the step whose function is the innermost one of a stack, and the line of the user's code there."""
         while frame is not None:
             number = self._codes.get(frame.f_code)
             if number is not None:
@@ -102,7 +102,7 @@ class RequestActivity:
 
 
 def list_codes(node: Node) -> Iterator[types.CodeType]:
-    """The code that a node calls: of the user's functions and objects, and of its source.
+    """Yield the code that a node calls: of the user's functions and objects, and of its source.
 
     >>> import bushel
     >>> square = lambda x: x * x
@@ -142,7 +142,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def _policy(embeddable: bool) -> str:
-    """The content security policy: only files of this server run or load; the data may hold anything."""
+    """Return the content security policy: only files of this server run or load; the data may hold anything."""
     frames = "http://127.0.0.1:* http://localhost:* vscode-webview:" if embeddable else "'none'"
     return (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src data:; "
@@ -190,7 +190,7 @@ class Guard:
         await send({"type": "http.response.body", "body": body})
 
     def _find_refusal(self, scope: Any) -> tuple[int, str] | None:
-        """The status and the sentence that a request is refused with; None if it may pass."""
+        """Return the status and the sentence that a request is refused with; None if it may pass."""
         if scope["method"] not in ("GET", "HEAD"):
             return 405, "This page only reads: use GET."
         headers: dict[str, list[str]] = {}
@@ -222,7 +222,7 @@ class Guard:
 
 
 def build_app(session: Session, *, token: str, host: str = "127.0.0.1", embeddable: bool = False) -> Any:
-    """The ASGI application of a session."""
+    """Return the ASGI application of a session."""
     applications: Any = import_package("starlette.applications", "view", "Pages of the viewer")
     routing: Any = import_package("starlette.routing", "view", "Pages of the viewer")
     responses: Any = import_package("starlette.responses", "view", "Pages of the viewer")
@@ -261,7 +261,7 @@ def build_app(session: Session, *, token: str, host: str = "127.0.0.1", embeddab
 
 
 def answer(function: Callable[[Query], Any], query: Query) -> tuple[int, Any]:
-    """The status and the JSON data that a panel's function answers with. Its errors are part of the answer."""
+    """Return the status and the JSON data that a panel's function answers with. Its errors are part of the answer."""
     try:
         return 200, function(query)
     except BadQuery as error:
@@ -271,7 +271,10 @@ def answer(function: Callable[[Query], Any], query: Query) -> tuple[int, Any]:
 
 
 def to_json(value: Any) -> bytes:
-    """JSON of an answer. What JavaScript's numbers cannot hold becomes a text: infinities, NaN, large integers."""
+    """Return JSON of an answer.
+
+    What JavaScript's numbers cannot hold becomes a text: infinities, NaN, large integers.
+    """
     return json.dumps(_for_javascript(value), allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -324,16 +327,16 @@ class Server:
         return self._token
 
     def start(self) -> None:
-        """Serves in a thread."""
+        """Serve in a thread."""
         self._thread = threading.Thread(target=self.run, name="bushel-view", daemon=True)
         self._thread.start()
 
     def run(self) -> None:
-        """Serves until `close` is called, or until Ctrl-C."""
+        """Serve until `close` is called, or until Ctrl-C."""
         self._server.run(sockets=[self._socket])
 
     def close(self) -> None:
-        """Stops. Requests that are being answered are not waited for."""
+        """Stop. Requests that are being answered are not waited for."""
         self._server.should_exit = self._server.force_exit = True
         if self._thread is not None:
             self._thread.join(timeout=5)

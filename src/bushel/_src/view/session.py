@@ -44,14 +44,14 @@ class Query:
         self._arguments = arguments
 
     def text(self, name: str, default: str | None = None) -> str:
-        """An argument as it is. It must be there if it has no default."""
+        """Return an argument as it is. It must be there if it has no default."""
         value = self._arguments.get(name, default)
         if value is None:
             raise BadQuery(f"The argument {name} is missing.")
         return value
 
     def integer(self, name: str, default: int | None = None, *, low: int | None = None, high: int | None = None) -> int:
-        """A whole number, from `low` to `high`."""
+        """Return a whole number, from `low` to `high`."""
         text = self.text(name, None if default is None else str(default))
         try:
             if len(text) > 30:
@@ -86,14 +86,16 @@ class ReadProgress:
 
 
 def without_workers(node: Node) -> Any:
-    """The same stream computed in this process: without worker processes, threads that read ahead, and devices."""
+    """Return the same stream computed in this process: without worker processes, threads that read ahead, and
+    devices.
+    """
     while isinstance(node, (Ahead, Pulled, ToDevice)):
         node = node.parent
     return replace_parents(node, without_workers) if isinstance(node, StreamNode) else node
 
 
 def can_seek(node: StreamNode, iterator: PipelineIterator[Any]) -> bool:
-    """Whether an iterator goes to any element at once.
+    """Return whether an iterator goes to any element at once.
 
     Where a filter drops elements, the index of an iterator counts the dropped ones, too. The length is then not known.
     """
@@ -145,7 +147,7 @@ class StreamReader:
         return iterator
 
     def read(self, index: int, reading: Any) -> Any:
-        """The element at `index` as a `ElementReading`. Raises the error of an element that fails."""
+        """Return the element at `index` as a `ElementReading`. Raise the error of an element that fails."""
         # A single element may take for ever, for example behind a filter that drops all. Another request does not wait.
         if not self._lock.acquire(timeout=BUDGET_S):
             return reading(index, progress=ReadProgress(self._position, index))
@@ -161,7 +163,7 @@ class StreamReader:
             self._lock.release()
 
     def _read_by_seeking(self, index: int, reading: Any) -> Any:
-        """Goes to the element at once. Returns None if it turns out that the stream has to be read from its start."""
+        """Go to the element at once. Return None if it turns out that the stream has to be read from its start."""
         if self._length is not None and index >= self._length:
             return reading(index, ended=self._length)
         self._seek(index)
@@ -187,7 +189,7 @@ class StreamReader:
         return reading(index, element) if after == index + 1 else reading(index, missing=True)
 
     def _read_forward(self, index: int, reading: Any) -> Any:
-        """Reads from the last known position before the element, for some time."""
+        """Read from the last known position before the element, for some time."""
         if self._end is not None and index >= self._end:
             return reading(index, ended=self._end)
         self._go_back_to(index)
@@ -205,7 +207,7 @@ class StreamReader:
                 return reading(index, progress=ReadProgress(self._position, index))
 
     def origin(self, index: int) -> ElementOrigin:
-        """The source records of the element at `index`."""
+        """Return the source records of the element at `index`."""
         with self._lock:
             if not self.is_seekable:
                 raise ValueError(
@@ -219,7 +221,7 @@ class StreamReader:
             raise ValueError(f"The stream ends before element {index}.")
 
     def _next(self) -> Any:
-        """The next element, with the state before it kept."""
+        """Return the next element, with the state before it kept."""
         if self._position not in self._states:
             with contextlib.suppress(Exception):  # the iterator of a user's own dataset may have no states
                 self._states[self._position] = self._iterator.get_state()
@@ -232,7 +234,7 @@ class StreamReader:
         return element
 
     def _keep(self, position: int, element: Any) -> None:
-        """Keeps an element, and forgets the oldest ones if they are many or large."""
+        """Keep an element, and forget the oldest ones if they are many or large."""
         self._elements[position] = element
         sizes = [_measure(kept) for kept in self._elements.values()]
         while len(sizes) > 1 and (len(sizes) > _KEPT_ELEMENTS or sum(sizes) > _KEPT_BYTES):
@@ -246,7 +248,7 @@ class StreamReader:
             self._position = index
 
     def _go_back_to(self, index: int) -> None:
-        """Moves the iterator to the last position before `index` that has a state, unless it is there already."""
+        """Move the iterator to the last position before `index` that has a state, unless it is there already."""
         known = [position for position in self._states if position <= index]
         nearest = max(known, default=0)
         if index < self._position or nearest > self._position:
@@ -258,7 +260,7 @@ class StreamReader:
             self._position = nearest
 
     def close(self) -> None:
-        """Closes the iterator."""
+        """Close the iterator."""
         self._iterator.close()
 
 
@@ -341,13 +343,13 @@ class PipelineStep:
         return seed if isinstance(seed, int) else None
 
     def describe_spec(self) -> str:
-        """Shapes and dtypes of an element, known without reading; "" if they are not known."""
+        """Return shapes and dtypes of an element, known without reading; "" if they are not known."""
         with contextlib.suppress(Exception):  # a user's class may raise anything
             return trees.describe(self.node.element_spec())[:SPEC]
         return ""
 
     def describe(self) -> dict[str, Any]:
-        """What the page knows of a step when it opens. No length: some lengths take long to compute."""
+        """Return what the page knows of a step when it opens. No length: some lengths take long to compute."""
         return {
             "number": self.number,
             "call": self.node.call(),
@@ -404,7 +406,7 @@ class Session:
         return self.steps[-1]
 
     def step(self, number: int) -> PipelineStep:
-        """A step by its number; -1 is the last one."""
+        """Return a step by its number; -1 is the last one."""
         if not self.steps:
             raise BadQuery("No data set is open here.")
         if not -1 <= number < len(self.steps):
@@ -412,7 +414,7 @@ class Session:
         return self.steps[number]
 
     def describe(self) -> dict[str, Any]:
-        """What the page knows when it opens. Nothing is read for it."""
+        """Return what the page knows when it opens. Nothing is read for it."""
         return {
             "target": self.target,
             "steps": [step.describe() for step in self.steps],
@@ -424,13 +426,13 @@ class Session:
         }
 
     def _choose_first(self) -> str | None:
-        """The panel that the page opens with."""
+        """Return the panel that the page opens with."""
         if not self.steps or (self.attached is not None and self.attached.comes_first):
             return "running"
         return "elements" if self.episodes is None else "robots"
 
     def read(self, step: int, index: int, *, skips: bool = False) -> ElementReading:
-        """The element at `index` after a step. An element that fails is part of the answer, it raises nothing.
+        """Return the element at `index` after a step. An element that fails is part of the answer, it raises nothing.
 
         For a stream, this reads forward for at most some seconds, and then answers with its progress. `skips` leaves
         out the elements of a stream that fail, and counts only the others.
@@ -476,19 +478,19 @@ class Session:
             return self._readers[step.number, skips]
 
     def origin(self, step: int, index: int) -> ElementOrigin:
-        """The source records of an element. Raises ValueError where they are not known without reading."""
+        """Return the source records of an element. Raise ValueError where they are not known without reading."""
         chosen = self.step(step)
         if isinstance(chosen.node, MapNode):
             return chosen.dataset.origin(index)
         return self._reader(chosen).origin(index)
 
     def is_seekable(self, step: int) -> bool:
-        """Whether any element is reached at once; otherwise a stream is read from its beginning."""
+        """Return whether any element is reached at once; otherwise a stream is read from its beginning."""
         chosen = self.step(step)
         return not chosen.is_stream or self._reader(chosen).is_seekable
 
     def close(self) -> None:
-        """Closes the iterators of streams."""
+        """Close the iterators of streams."""
         with self._lock:
             for reader in self._readers.values():
                 reader.close()
@@ -496,7 +498,7 @@ class Session:
 
 
 def _list_steps(last: Node) -> list[PipelineStep]:
-    """The steps in the order of the data. A node that several others read is listed once."""
+    """Return the steps in the order of the data. A node that several others read is listed once."""
     numbers: dict[int, int] = {}
     steps: list[PipelineStep] = []
 

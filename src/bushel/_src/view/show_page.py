@@ -49,7 +49,7 @@ class View:
         return self._server.token
 
     def close(self) -> None:
-        """Stops the server. Closing again does nothing."""
+        """Stop the server. Closing again does nothing."""
         self._server.close()
         self._session.close()
 
@@ -82,7 +82,7 @@ def view(
     port: int = 0,
     height: int = 720,
 ) -> View:
-    """Serves a page that shows a data set. It returns at once; `close()` ends it. This needs the extra `view`.
+    """Serve a page that shows a data set. It returns at once; `close()` ends it. This needs the extra `view`.
 
     The page also shows the report of the iterator of this process that reads the data set, while it runs.
 
@@ -111,7 +111,7 @@ def view(
 
 
 def run(options: argparse.Namespace, source_options: dict[str, Any]) -> int:
-    """Serves the page until Ctrl-C."""
+    """Serve the page until Ctrl-C."""
     attached = None if options.attach is None else Attachment(options.attach)
     if options.target is None:
         if attached is None:
@@ -147,7 +147,7 @@ def run(options: argparse.Namespace, source_options: dict[str, Any]) -> int:
 
 
 def _export(session: Session, options: argparse.Namespace) -> int:
-    """Writes a file for the Rerun viewer instead of serving a page."""
+    """Write a file for the Rerun viewer instead of serving a page."""
     path = options.rerun or f"{os.path.basename(options.target.rstrip('/')).partition(':')[0]}.rrd"
     elements = None if options.limit is None else range(session.start, session.start + options.limit)
     try:

@@ -31,7 +31,7 @@ from bushel._src.view.session import Session, can_seek, without_workers
 
 
 def open_path(path: str, *, split: str | None = None, options: dict[str, Any] | None = None) -> Any:
-    """The source of a file, folder or URL, or the `EpisodeBuilder` of a robot data set."""
+    """Return the source of a file, folder or URL, or the `EpisodeBuilder` of a robot data set."""
     path = expand_path(path)
     kind = episode_builder.find_kind(path, options)
     if kind is not None:
@@ -61,12 +61,12 @@ class Checkpoint:
     """A sentence on the position."""
 
     def describe(self) -> dict[str, Any]:
-        """What the page knows of it."""
+        """Return what the page knows of it."""
         return {"position": self.position, "absolute": self.is_absolute, "about": self.about}
 
 
 def open_checkpoint(checkpoint: Any, given: Any, dataset: Any, training_step: int | None = None) -> Checkpoint:
-    """The position that a state stands for, or the state in a file or folder.
+    """Return the position that a state stands for, or the state in a file or folder.
 
     Args:
       checkpoint: a state, a file of one, the folder of a checkpoint, or the folder of several, named by their steps.
@@ -97,7 +97,7 @@ def open_checkpoint(checkpoint: Any, given: Any, dataset: Any, training_step: in
 
 
 def _locate(state: Any, given: Any, dataset: Any) -> tuple[Any, int, bool]:
-    """The state of the stream, the next element, and whether elements count from the beginning."""
+    """Return the state of the stream, the next element, and whether elements count from the beginning."""
     if isinstance(given, TrajectoryLoader):
         with iter(given) as batches:
             batches.set_state(state)
@@ -120,7 +120,7 @@ def _locate(state: Any, given: Any, dataset: Any) -> tuple[Any, int, bool]:
 
 
 def _choose_step(path: Path, wanted: int | None) -> tuple[Path, int | None]:
-    """The folder of one checkpoint, and the step that it was saved at, if its name is a number."""
+    """Return the folder of one checkpoint, and the step that it was saved at, if its name is a number."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist.")
     steps = {int(entry.name): entry for entry in path.iterdir() if entry.name.isdigit()} if path.is_dir() else {}
@@ -161,7 +161,7 @@ def open_session(
     storage_options: Mapping[str, Any] | None = None,
     arguments: Sequence[str] = (),
 ) -> Session:
-    """The session of a target.
+    """Return the session of a target.
 
     Args:
       target: a dataset, a loader, an iterator, a source, or a text: `train.py:make_dataset`, `module:name`, or a path.
@@ -196,12 +196,12 @@ def open_session(
 
 
 def is_iterator(given: Any) -> bool:
-    """Whether an object is an iterator with a report of its own."""
+    """Return whether an object is an iterator with a report of its own."""
     return hasattr(given, "__next__") and hasattr(given, "report")
 
 
 def _find_dataset(iterator: Any) -> Any:
-    """The dataset that an iterator reads; None if the iterator does not say it."""
+    """Return the dataset that an iterator reads; None if the iterator does not say it."""
     while not isinstance(iterator, PipelineIterator):
         if isinstance(iterator, DataLoaderIterator):
             return wrap(iterator._data_loader._node)
@@ -212,7 +212,9 @@ def _find_dataset(iterator: Any) -> Any:
 
 
 def _find_running(given: Any, dataset: Any, name: str) -> RunningHere | None:
-    """What runs in this process: the iterator that was passed, or the last one of the dataset that was passed."""
+    """Return what runs in this process: the iterator that was passed, or the last one of the dataset that was
+    passed.
+    """
     if is_iterator(given):
         given.report()  # raises here, and not in the page, if this kind of iterator has none
         return watch_iterator(given, name)
@@ -232,7 +234,7 @@ def load_target(
     storage_options: Mapping[str, Any] | None = None,
     arguments: Sequence[str] = (),
 ) -> Any:
-    """The object that a text names: `train.py:make_dataset`, `module:name`, or a path that Bushel can read.
+    """Return the object that a text names: `train.py:make_dataset`, `module:name`, or a path that Bushel can read.
 
     Args:
       target: the text.
@@ -253,7 +255,7 @@ def load_target(
 
 
 def as_dataset(given: Any, split: str | None = None) -> Any:
-    """The MapDataset or IterDataset that an object is, holds or can be read as."""
+    """Return the MapDataset or IterDataset that an object is, holds or can be read as."""
     if isinstance(given, (MapDataset, IterDataset)):
         return given
     if isinstance(given, TrajectoryLoader):
@@ -274,7 +276,7 @@ def as_dataset(given: Any, split: str | None = None) -> Any:
 
 
 def _check_one(given: Any) -> None:
-    """Refuses several datasets in one object, such as `return train, validation`: they are not records."""
+    """Refuse several datasets in one object, such as `return train, validation`: they are not records."""
     parts = given if isinstance(given, Mapping) else dict(enumerate(given)) if isinstance(given, (tuple, list)) else {}
     kinds = (MapDataset, IterDataset, DataLoader, PipelineIterator, TrajectoryDataset, TrajectoryLoader)
     for key, part in parts.items():
@@ -286,7 +288,7 @@ def _check_one(given: Any) -> None:
 
 
 def load_tokenizer(tokenizer: Any) -> Any:
-    """An object with `decode`: the given one, or the one of a `tokenizer.json`."""
+    """Return an object with `decode`: the given one, or the one of a `tokenizer.json`."""
     if tokenizer is None or hasattr(tokenizer, "decode"):
         return tokenizer
     tokenizers: Any = import_package("tokenizers", "robots", "Tokenizer files")

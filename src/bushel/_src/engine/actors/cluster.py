@@ -31,7 +31,7 @@ MIXED = (
 
 
 def connect() -> Any:
-    """The module `ray`, connected to a cluster. Bushel never starts a cluster, because a cluster listens."""
+    """Return the module `ray`, connected to a cluster. Bushel never starts a cluster, because a cluster listens."""
     ray = import_package("ray", "ray", "Actors of a Ray cluster")
     from ray.util.client import ray as client
 
@@ -56,7 +56,7 @@ _warned: set[str] = set()
 
 
 def _warn_if_open(ray: Any) -> None:
-    """Warns once for each cluster that other machines can reach and that does not ask for a token."""
+    """Warn once for each cluster that other machines can reach and that does not ask for a token."""
     address = ray.get_runtime_context().gcs_address
     if address in _warned or asks_for_token():
         return
@@ -68,7 +68,7 @@ def _warn_if_open(ray: Any) -> None:
 
 
 def asks_for_token() -> bool:
-    """Whether the Ray of this process asks for a token. In an actor: whether its machine does."""
+    """Return whether the Ray of this process asks for a token. In an actor: whether its machine does."""
     with contextlib.suppress(ImportError):
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
@@ -77,7 +77,7 @@ def asks_for_token() -> bool:
 
 
 def warn_of_open_node(host: str) -> None:
-    """Logs that a machine of the cluster does not ask for a token, although this process would send one."""
+    """Log that a machine of the cluster does not ask for a token, although this process would send one."""
     logger.warning("%s", OPEN_CLUSTER.format(where=f"not at {host}, although this process has one"))
 
 
@@ -89,7 +89,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def read_version() -> str:
-    """The version of Bushel that is installed for this process."""
+    """Return the version of Bushel that is installed for this process."""
     try:
         return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:  # it runs from a folder
@@ -97,12 +97,12 @@ def read_version() -> str:
 
 
 def list_nodes(ray: Any) -> list[dict[str, Any]]:
-    """The machines of the cluster that are alive, as Ray describes them."""
+    """Return the machines of the cluster that are alive, as Ray describes them."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
 def count_room(ray: Any, resources: Mapping[str, float]) -> int:
-    """How many actors with these resources all machines have room for, if nothing else runs there."""
+    """Return how many actors with these resources all machines have room for, if nothing else runs there."""
     wanted = {name: amount for name, amount in resources.items() if amount > 0}
     counts = [
         min((math.floor(node["Resources"].get(name, 0) / amount) for name, amount in wanted.items()), default=1)
@@ -112,7 +112,7 @@ def count_room(ray: Any, resources: Mapping[str, float]) -> int:
 
 
 def measure_smallest_store(ray: Any) -> int:
-    """The size in bytes of the smallest object store of the cluster."""
+    """Return the size in bytes of the smallest object store of the cluster."""
     sizes = [int(node["Resources"].get("object_store_memory", 0)) for node in list_nodes(ray)]
     return min([size for size in sizes if size], default=1 << 30)
 

@@ -63,14 +63,14 @@ class NodeFigures:
     deaths: int = 0
 
     def describe(self, actors: int) -> str:
-        """A line of a report, given how many actors the machine has now."""
+        """Return a line of a report, given how many actors the machine has now."""
         died = f", {self.deaths} died" if self.deaths else ""
         done = f"{self.blocks:,} blocks, {format_size(self.size_bytes)}, {self.busy_s:.2f} s of work"
         return f"Node {self.host} ({self.node_id[:8]}): {actors} {'actor' if actors == 1 else 'actors'}{died}; {done}."
 
 
 def describe_death(error: BaseException, member: ActorHandle) -> str:
-    """How an actor ended, as the end of a sentence, from what Ray says about it."""
+    """Return how an actor ended, as the end of a sentence, from what Ray says about it."""
     where = "" if member.place is None else f" on node {member.place.host}"
     text = str(error)
     _, label, detail = text.partition("Worker exit detail: ")
@@ -135,7 +135,7 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
         return [f"{starting} actors wait until Ray starts them; each needs {self._resources} ({room})."]
 
     def describe_nodes(self) -> tuple[str, ...]:
-        """A line for each machine that has computed something."""
+        """Return a line for each machine that has computed something."""
         with self._lock:
             places = [member.place.node_id for member in self.workers if member.place is not None]
             return tuple(figures.describe(places.count(node)) for node, figures in self.nodes.items())
@@ -147,7 +147,7 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
         return object_store.pack_rows(rows)
 
     def _handle_events(self) -> None:
-        """Waits for an event and handles all that are there."""
+        """Wait for an event and handles all that are there."""
         tick_s = _TICK_S if self._timeout_s is None else _TICK_TIMEOUT_S
         try:
             event = self._events.get(timeout=self._get_patience(tick_s))
@@ -299,7 +299,7 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
         self._kill(member)
 
     def _replace_worker(self, member: ActorHandle, error: BaseException, *, computing: bool) -> None:
-        """Starts an actor in the place of a dead one."""
+        """Start an actor in the place of a dead one."""
         self._remove_worker(member)
         if member.place is not None:
             self.nodes[member.place.node_id].deaths += 1
@@ -344,7 +344,9 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
         return self._announcer
 
     def _read_announcements(self, members: list[ActorHandle]) -> dict[str, WorkerActivity]:
-        """What each of these actors does that runs row by row, or has done when it died, as far as it has said so."""
+        """Return what each of these actors does that runs row by row, or has done when it died, as far as it has said
+        so.
+        """
         if not members or self._announcer is None:
             return {}
         try:
@@ -386,7 +388,7 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
 
 
 def _unpack_error(pickled: bytes, text: str) -> BaseException:
-    """The exception of an actor. It is rebuilt in a thread of its own.
+    """Return the exception of an actor. It is rebuilt in a thread of its own.
 
     The frames of its traceback keep the frames of their callers alive, as long as the user keeps the exception. The
     frames of the pool's thread hold references to objects in the store.
@@ -446,7 +448,7 @@ class Actors(PooledExecutor[ActorSupervisor]):
 def start_actors(
     options: RayOptions, init: Callable[[int, int], None] | None = None, mapper: DmaMapper | None = None
 ) -> Executor:
-    """The actors that options ask for: a fixed number, or as many as make the pipeline faster."""
+    """Return the actors that options ask for: a fixed number, or as many as make the pipeline faster."""
     chosen = options.num_workers is not None
     least = options.min_workers or 1
     actors = Actors(
@@ -466,7 +468,7 @@ _kept: contextvars.ContextVar[tuple[RayOptions, Executor] | None] = contextvars.
 
 @contextlib.contextmanager
 def keeping_actors(options: RayOptions) -> Iterator[None]:
-    """Starts actors that all iterators with these options use inside of this block; ends them after it."""
+    """Start actors that all iterators with these options use inside of this block; ends them after it."""
     executor = start_actors(options)
     before = _kept.set((options, executor))
     try:
@@ -477,6 +479,6 @@ def keeping_actors(options: RayOptions) -> Iterator[None]:
 
 
 def find_kept(options: RayOptions) -> Executor | None:
-    """The actors that a block of `keeping_actors` has started for these options."""
+    """Return the actors that a block of `keeping_actors` has started for these options."""
     kept = _kept.get()
     return kept[1] if kept is not None and kept[0] == options else None

@@ -59,7 +59,7 @@ class SharedArrays:
         self._arrays: weakref.WeakValueDictionary[tuple[int, int], _StoredArray] = weakref.WeakValueDictionary()
 
     def put_program(self, program: Any) -> StoredProgram:
-        """Puts a program into the object store."""
+        """Put a program into the object store."""
         pickled, buffers = wire.pickle_for_worker(program)
         try:
             return StoredProgram(self._ray.put(pickled), [self._put(buffer) for buffer in buffers])
@@ -86,7 +86,7 @@ class SharedArrays:
 
 
 def take_out(buffer: ResultBuffer, job: Job, pickled: Any, arrays: list[np.ndarray]) -> tuple[wire.Packed, Any]:
-    """Copy a result into memory of this process, and add it to the buffer. Returns it, and the memory of its slot.
+    """Copy a result into memory of this process, and add it to the buffer. Return it, and the memory of its slot.
 
     The user may write into the copies, as into the arrays of worker processes. The object in Ray's store is free again
     at once, however long the consumer keeps its batches.

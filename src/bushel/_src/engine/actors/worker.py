@@ -92,7 +92,7 @@ class ActorWorker:
         return self._name  # Ray shows it in its dashboard, and before what the actor prints
 
     def setup(self, setup: Setup) -> Answer:
-        """Makes this process ready for tasks, and calls the user's `worker_init_fn`."""
+        """Make this process ready for tasks, and call the user's `worker_init_fn`."""
         import ray
 
         become_worker()
@@ -114,7 +114,7 @@ class ActorWorker:
         return "ready", ActorLocation(context.get_node_id(), self._host, os.getpid(), cluster.asks_for_token())
 
     def load(self, number: int, pickled: bytes, *buffers: np.ndarray) -> Answer:
-        """Receives a program. Its large arrays stay in the object store of this machine, for all actors there."""
+        """Receive a program. Its large arrays stay in the object store of this machine, for all actors there."""
         try:
             with wire.track_pipeline_classes():
                 own = [bytearray(part.data) if part.nbytes < PRIVATE_BYTES else part.data for part in buffers]
@@ -124,11 +124,11 @@ class ActorWorker:
         return ("loaded",)
 
     def forget(self, number: int) -> None:
-        """Drops a program that nobody needs any more."""
+        """Drop a program that nobody needs any more."""
         forget_program(self._programs, number)
 
     def run(self, task: TaskHeader, rows: tuple[bytes, list[np.ndarray]] | None, announcer: Any) -> Answer:
-        """Runs a task. With an announcer, it says before each element which one it is."""
+        """Run a task. With an announcer, it says before each element which one it is."""
         start = time.perf_counter()
         program = self._programs[task.program]
         announce = None if announcer is None else self._make_announce(announcer, task.job)
@@ -168,7 +168,7 @@ class ActorWorker:
 
 
 def _keep_freed_memory() -> None:
-    """Makes the C library keep the memory of a block for the next block: see `KEPT_BYTES`. Nothing without glibc."""
+    """Make the C library keep the memory of a block for the next block: see `KEPT_BYTES`. Nothing without glibc."""
     trim_threshold, mmap_threshold = -1, -3  # the names are macros of malloc.h
     with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
@@ -177,7 +177,10 @@ def _keep_freed_memory() -> None:
 
 
 def _pack_beside(rows: Any) -> tuple[Any, list[np.ndarray]]:
-    """Rows as a pickle, and their large arrays beside it. Ray writes arrays into its object store without a pickle."""
+    """Return rows as a pickle, and their large arrays beside it.
+
+    Ray writes arrays into its object store without a pickle.
+    """
     pickled, buffers = wire.pickle_for_consumer(rows)
     arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
     return (np.frombuffer(pickled, np.uint8) if len(pickled) > _BESIDE_BYTES else pickled), arrays

@@ -90,7 +90,7 @@ class PooledExecutor(Executor, Generic[S]):
 
 
 def _join(parts: list[PackedResult], rows: list[Any]) -> Result:
-    """The result of a job, from its parts and the rows of each part."""
+    """Return the result of a job, from its parts and the rows of each part."""
     return join_results(
         [unpack_result(one, packed.size_bytes, details) for one, (packed, details, _) in zip(rows, parts, strict=True)]
     )
@@ -170,7 +170,7 @@ class Tuner:
         self._idle_windows = 0
 
     def judge(self, *, rate: float, waiting: float, busy: float, least_gain: float = LEAST_GAIN) -> int:
-        """The number of workers for the next window.
+        """Return the number of workers for the next window.
 
         Args:
           rate: rows per second in this window.
@@ -223,7 +223,7 @@ class Tuner:
         return self.workers
 
     def _judge_try(self, rate: float) -> None:
-        """Keeps as many workers as the gain justifies: each must add at least a tenth of what one gave before."""
+        """Keep as many workers as the gain justifies: each must add at least a tenth of what one gave before."""
         assert self._before_try is not None
         (count, before), self._before_try = self._before_try, None
         gain = rate / before

@@ -116,7 +116,7 @@ class Job(Ticket):
         self.at = self.task.low
 
     def settle(self, outcome: Any) -> None:
-        """Sets the result or the error. Does nothing if there is one: the consumer may have forgotten the job."""
+        """Set the result or the error. Do nothing if there is one: the consumer may have forgotten the job."""
         with contextlib.suppress(InvalidStateError):
             if isinstance(outcome, BaseException):
                 self.done.set_exception(outcome)
@@ -124,7 +124,7 @@ class Job(Ticket):
                 self.done.set_result(outcome)
 
     def return_slot(self) -> None:
-        """Returns the slot to its arena. No array may look into it yet."""
+        """Return the slot to its arena. No array may look into it yet."""
         if self.slot is not None:
             self.slot.arena.give_back(self.slot.number)
             self.slot = None
@@ -180,7 +180,7 @@ class ResultBuffer:
         self._has_warned = False
 
     def is_full(self, running_jobs: int) -> bool:
-        """Whether only urgent jobs should begin, given how many jobs the workers have."""
+        """Return whether only urgent jobs should begin, given how many jobs the workers have."""
         self._unreleased = [footprint for footprint in self._unreleased if not footprint.released]
         # A job that runs will need about as much heap as the latest result did.
         used_bytes = sum(footprint.heap_bytes for footprint in self._unreleased)
@@ -195,7 +195,7 @@ class ResultBuffer:
         return used_bytes > self._options.budget_bytes
 
     def grant_slot(self, running_jobs: int) -> GrantedSlot | None:
-        """A slot for a result; None if there is no arena, or no free slot.
+        """Return a slot for a result; None if there is no arena, or no free slot.
 
         Args:
           running_jobs: how many jobs have a slot and no result yet; only a warning needs it.
@@ -213,7 +213,7 @@ class ResultBuffer:
         return GrantedSlot(self.arena, slot)
 
     def add_result(self, job: Job, packed: Packed) -> memoryview | None:
-        """Adds a job's result to the account. Returns the memory of its slot, if the result has arrays there."""
+        """Add a job's result to the account. Return the memory of its slot, if the result has arrays there."""
         memory, slot = None, -1
         if packed.places and job.slot is not None:
             job.footprint.arena, slot = job.slot
@@ -231,13 +231,13 @@ class ResultBuffer:
         return memory
 
     def add_part(self, job: Job, packed: Packed) -> None:
-        """Adds a part of a job's result to the account. Parts are sent as copies, since they are small and rare."""
+        """Add a part of a job's result to the account. Parts are sent as copies, since they are small and rare."""
         if not job.parts:
             self._unreleased.append(job.footprint)
         job.footprint.heap_bytes += packed.heap_bytes
 
     def _fit_arena(self) -> None:
-        """Replaces the arena if its slots are too small for a usual block and the largest result, or far too large.
+        """Replace the arena if its slots are too small for a usual block and the largest result, or far too large.
 
         Large slots cost nothing: a page of memory that was never written to does not exist, and the arena grants the
         slot that was used last first. But there are fewer of them.
@@ -247,7 +247,7 @@ class ResultBuffer:
             self._make_arena(wanted)
 
     def _make_arena(self, slot_bytes: int) -> None:
-        """Makes an arena with slots of this size, in the place of the present one, if the budget has room for two."""
+        """Make an arena with slots of this size, in the place of the present one, if the budget has room for two."""
         self.close()
         slot_bytes = max(slot_bytes, ALIGNMENT)
         count = min(self._options.budget_bytes, _count_memory_bytes()) // slot_bytes
@@ -274,7 +274,7 @@ class ResultBuffer:
             )
 
     def close(self) -> None:
-        """Closes the arena. Its memory stays as long as arrays look into it."""
+        """Close the arena. Its memory stays as long as arrays look into it."""
         if self.arena is not None:
             self.arena.close()
             if self._options.mapper is not None:
@@ -284,5 +284,5 @@ class ResultBuffer:
 
 
 def _count_memory_bytes() -> int:
-    """The size of this machine's memory. A budget above it would make an arena that the system refuses."""
+    """Return the size of this machine's memory. A budget above it would make an arena that the system refuses."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

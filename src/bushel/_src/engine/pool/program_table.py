@@ -25,7 +25,8 @@ _DEPTH = 4
 
 
 def find_unpicklable(value: Any) -> str:
-    """Where in a function or object the value is that cannot be pickled, as part of a sentence; "" if nobody knows.
+    """Return where in a function or object the value is that cannot be pickled, as part of a sentence; "" if nobody
+    knows.
 
     >>> import threading
     >>> lock = threading.Lock()
@@ -46,7 +47,7 @@ def _find(value: Any, depth: int) -> str:
 
 
 def _list_held(value: Any) -> Iterator[tuple[Any, str]]:
-    """The values that a function or object holds, each with the place where the user wrote it."""
+    """Yield the values that a function or object holds, each with the place where the user wrote it."""
     if isinstance(value, functools.partial):
         yield value.func, f"the function of {transforms.short_name(value)}"
         for number, argument in enumerate(value.args):
@@ -86,7 +87,7 @@ def _list_variables(function: types.FunctionType) -> Iterator[tuple[Any, str]]:
 
 
 def _find_line(code: types.CodeType, variable: str) -> str:
-    """Where a function reads a variable: ", in line 12 of train.py,"; "" if that is not known."""
+    """Return where a function reads a variable: ", in line 12 of train.py,"; "" if that is not known."""
     for inner in _list_code(code):
         for instruction in dis.get_instructions(inner):
             line = None if instruction.positions is None else instruction.positions.lineno
@@ -103,7 +104,7 @@ def _list_code(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _describe(value: Any) -> str:
-    """A value in a sentence: "a lock", "an object of type Connection"."""
+    """Return a value in a sentence: "a lock", "an object of type Connection"."""
     kind = type(value)
     if kind.__module__ in ("_thread", "threading") and "lock" in kind.__name__.lower():
         return "a lock"
@@ -115,7 +116,7 @@ def _describe(value: Any) -> str:
 
 
 def is_picklable(value: Any) -> bool:
-    """Whether an object can be sent to workers."""
+    """Return whether an object can be sent to workers."""
     try:
         cloudpickle.dumps(value)
     except Exception:
@@ -160,7 +161,7 @@ class ProgramTable(Generic[T]):
         self._classes: list[type] = []
 
     def add(self, program: Program | StreamProgram) -> int:
-        """The number of a program, which is added if it is new; or an error that names what cannot be sent."""
+        """Return the number of a program, which is added if it is new; or an error that names what cannot be sent."""
         number = self._numbers.get(program)
         if number is None:
             shared = pickle_or_explain(self._put, program, lambda: _find_operation(program)[0])
@@ -176,7 +177,7 @@ class ProgramTable(Generic[T]):
         return self._shared[number]
 
     def remove_collected(self) -> list[int]:
-        """Removes the programs that nobody holds any more. Returns their numbers."""
+        """Remove the programs that nobody holds any more. Return their numbers."""
         numbers = []
         while not self._collected.empty():
             numbers.append(self._collected.get())
@@ -184,12 +185,12 @@ class ProgramTable(Generic[T]):
         return numbers
 
     def clear(self) -> None:
-        """Frees the shared memory."""
+        """Free the shared memory."""
         self._shared.clear()
 
 
 def _find_operation(program: Program | StreamProgram) -> tuple[str, Any]:
-    """The first operation that cannot be pickled, as the user wrote it, and the argument that cannot."""
+    """Return the first operation that cannot be pickled, as the user wrote it, and the argument that cannot."""
     for node in program.list_operations():
         for value in node.parameters().values():
             if not is_picklable(value):
@@ -198,14 +199,16 @@ def _find_operation(program: Program | StreamProgram) -> tuple[str, Any]:
 
 
 def _find_cause(value: Any) -> str:
-    """Which value of the user's cannot be pickled, with its place in the user's code; "" where that is not known."""
+    """Return which value of the user's cannot be pickled, with its place in the user's code; "" where that is not
+    known.
+    """
     if isinstance(value, (Program, StreamProgram)):
         return find_unpicklable(_find_operation(value)[1])
     return find_unpicklable(value) if callable(value) else ""
 
 
 def explain_import_error(program: Program | StreamProgram, error: ImportError) -> str:
-    """Says which operation needs a module that workers cannot import, and what to do about it."""
+    """Say which operation needs a module that workers cannot import, and what to do about it."""
     name = (error.name or "").encode()
 
     def pickle_parameters(node: Any) -> bytes:

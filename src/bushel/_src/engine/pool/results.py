@@ -28,7 +28,9 @@ from bushel._src.graph import hidden_randomness
 
 
 def pack_error(error: BaseException) -> tuple[bytes, str]:
-    """An exception as a pickle, empty if it cannot be pickled, and as text with the user's part of the traceback."""
+    """Return an exception as a pickle, empty if it cannot be pickled, and as text with the user's part of the
+    traceback.
+    """
     add_note(error, f"bushel: in worker process {os.getpid()}.")
     import traceback  # here: errors are rare, and a worker process begins sooner without it
 
@@ -48,7 +50,9 @@ def pack_error(error: BaseException) -> tuple[bytes, str]:
 
 
 def unpack_error(pickled: bytes, text: str) -> BaseException:
-    """The exception that a worker has raised; a RuntimeError with its text if the exception cannot be rebuilt here."""
+    """Return the exception that a worker has raised; a RuntimeError with its text if the exception cannot be rebuilt
+    here.
+    """
     substitute = RuntimeError(f"An exception in a worker process could not be sent. It said:\n{text}")
     if not pickled:
         return substitute
@@ -64,7 +68,7 @@ def unpack_error(pickled: bytes, text: str) -> BaseException:
 
 
 def _build_traceback(frames: list[tuple[str, str, int]]) -> types.TracebackType | None:
-    """A traceback through frames of another process: (file, function, line) each, the outermost first.
+    """Return a traceback through frames of another process: (file, function, line) each, the outermost first.
 
     Python makes traceback frames only from code that runs. So for each frame a statement is compiled under the right
     file, function and line, and raises StopIteration there. These frames have no local variables.
@@ -82,7 +86,10 @@ def _build_traceback(frames: list[tuple[str, str, int]]) -> types.TracebackType 
 
 
 def _parse_raise(line: int) -> ast.Module:
-    """The statement `raise StopIteration` in a given line. It has no columns, so that Python underlines nothing."""
+    """Return the statement `raise StopIteration` in a given line.
+
+    It has no columns, so that Python underlines nothing.
+    """
     tree = ast.parse("raise StopIteration")
     for node in ast.walk(tree):
         if isinstance(node, (ast.stmt, ast.expr)):
@@ -99,7 +106,7 @@ def _format(error: BaseException) -> str | None:
 
 
 def _reduce_exception(obj: Any) -> Any:
-    """Pickles an exception so that it is rebuilt without its own `__init__`, whose arguments it may not have kept.
+    """Pickle an exception so that it is rebuilt without its own `__init__`, whose arguments it may not have kept.
 
     Attributes and arguments that cannot be pickled are left out, and a note names them.
     """
@@ -123,7 +130,7 @@ def _reduce_exception(obj: Any) -> Any:
 
 
 def _find_builtin_base(kind: Any) -> Any:
-    """The base class of an exception that is Python's own and says what its objects look like in memory.
+    """Return the base class of an exception that is Python's own and says what its objects look like in memory.
 
     Of several bases, as of a RuntimeError that is an OSError too, only this one can make such an object.
     """
@@ -160,7 +167,7 @@ def pack_details(program: Program | StreamProgram, result: Result) -> Details:
 
 
 def _pickle_states(program: Program | StreamProgram, result: Result) -> bytes | None:
-    """The states of a stream that is run whole. A user's own stream may have any object in its state."""
+    """Return the states of a stream that is run whole. A user's own stream may have any object in its state."""
     if result.states is None:
         return None
     try:
@@ -215,7 +222,7 @@ def join_results(parts: list[Result]) -> Result:
 
 
 def _join_stays(stays: tuple[list[bool] | int, ...]) -> list[bool] | int:
-    """Which elements of all parts have stayed in one step; their number if all of them have."""
+    """Return which elements of all parts have stayed in one step; their number if all of them have."""
     if all(isinstance(part, int) for part in stays):
         return sum(part for part in stays if isinstance(part, int))
     return [stay for part in stays for stay in ([True] * part if isinstance(part, int) else part)]
@@ -227,7 +234,9 @@ def convert_rows(
     result: Result,
     explain: Callable[[str, Exception], Exception],
 ) -> Result:
-    """The result with `convert(row)` in place of each row. A row that cannot be converted fails like its element.
+    """Return the result with `convert(row)` in place of each row.
+
+    A row that cannot be converted fails like its element.
 
     If the program skips elements that fail, the row is left out and counted as skipped. If not, the result ends before
     the row, with the error.
@@ -268,7 +277,9 @@ def convert_rows(
 
 
 def locate_rebuild_error(which: str, reason: Exception) -> Exception:
-    """The error of a class that cannot rebuild an element from its pickle, with a note that names the element."""
+    """Return the error of a class that cannot rebuild an element from its pickle, with a note that names the
+    element.
+    """
     return locate_error(reason, f"bushel: {which} could not be rebuilt from the pickle that a worker process has sent.")
 
 
@@ -321,7 +332,7 @@ def pack_broken(sentence: str, error: BaseException) -> tuple[str, str, bytes, s
 def pack_result(
     program: Program | StreamProgram, result: Result, pack: Callable[[Any], T], *, row_by_row: bool
 ) -> tuple[T, Details]:
-    """A result as it is sent. Without the rows that cannot be pickled, which fail like elements."""
+    """Return a result as it is sent. Without the rows that cannot be pickled, which fail like elements."""
     try:
         packed = pack(result.rows)
     except Exception:
@@ -336,7 +347,7 @@ def pack_result(
 
 
 def pack_each_row(program: Program | StreamProgram, low: int, result: Result, announce: Announce) -> None:
-    """Announces and packs each row by itself, and throws the packed row away.
+    """Announce and pack each row by itself, and throw the packed row away.
 
     If the pickling of a row kills the process, this row is blamed, and not the element that was computed last.
     """
@@ -348,7 +359,7 @@ def pack_each_row(program: Program | StreamProgram, low: int, result: Result, an
 
 
 def _check_row(row: Any) -> Any:
-    """The row itself, if it can be packed."""
+    """Return the row itself, if it can be packed."""
     wire.pack(row, None)
     return row
 

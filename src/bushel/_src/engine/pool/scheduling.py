@@ -161,7 +161,7 @@ class Blame:
         now: float,
         index: int | None = None,
     ) -> Suspicion:
-        """Record the death of a worker that did one thing alone. Returns the suspicion, which may have become proof.
+        """Record the death of a worker that did one thing alone. Return the suspicion, which may have become proof.
 
         Args:
           program: the number of the program whose row it computed; None if it ran `worker_init_fn`.
@@ -266,7 +266,7 @@ def choose_job(
     attempts: Mapping[Job, Suspicion],
     now: float,
 ) -> tuple[Job, W] | None:
-    """The first waiting job that may begin, and the worker for it; None if there is none.
+    """Return the first waiting job that may begin, and the worker for it; None if there is none.
 
     Args:
       waiting: jobs that have not begun, in the order of their numbers.
@@ -312,7 +312,7 @@ def _find_needed_counts(unfinished: Iterable[Job]) -> dict[Ledger, int]:
 
 
 def _choose_worker(job: Job, workers: Sequence[W], active: int) -> W | None:
-    """The worker that should get a job; None if no worker can take it now.
+    """Return the worker that should get a job; None if no worker can take it now.
 
     A stream that is run whole stays with the worker that has it open, parked or not. Parked workers take a job that a
     dead worker has left if a later job has begun: that one may need the job's count.

@@ -119,7 +119,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         return "\n".join([*lines, *self._describe_start()]) or "No worker has begun to compute it."
 
     def forget(self, tickets: list[Ticket]) -> None:
-        """Drops jobs. Takes no lock: closing an iterator must not wait while the thread starts a worker."""
+        """Drop jobs. Take no lock: closing an iterator must not wait while the thread starts a worker."""
         if self._owner != os.getpid():
             return
         for ticket in tickets:
@@ -158,19 +158,19 @@ class PoolSupervisor(abc.ABC, Generic[W]):
 
     @abc.abstractmethod
     def _wake(self) -> None:
-        """Makes `_handle_events` return. Any thread may call it, without a lock, and also after the pool's end."""
+        """Make `_handle_events` return. Any thread may call it, without a lock, and also after the pool's end."""
 
     @abc.abstractmethod
     def _pack_rows(self, rows: Any) -> Any:
-        """The rows that a task brings along, as workers receive them."""
+        """Return the rows that a task brings along, as workers receive them."""
 
     @abc.abstractmethod
     def _handle_events(self) -> None:
-        """Waits until something happens, and handles it. Takes the lock by itself."""
+        """Wait until something happens, and handles it. Take the lock by itself."""
 
     @abc.abstractmethod
     def _update_workers(self) -> None:
-        """Starts the workers that `resize` has asked for. Called after events, before jobs are sent."""
+        """Start the workers that `resize` has asked for. Called after events, before jobs are sent."""
 
     @overridable
     def _is_full(self, running_jobs: int) -> bool:
@@ -179,19 +179,19 @@ class PoolSupervisor(abc.ABC, Generic[W]):
 
     @abc.abstractmethod
     def _send_job(self, worker: W, job: Job) -> None:
-        """Sends a job to a worker, which may have to receive its program first."""
+        """Send a job to a worker, which may have to receive its program first."""
 
     @abc.abstractmethod
     def _send_forget(self, worker: W, program: int) -> None:
-        """Tells a worker that it will not need a program again."""
+        """Tell a worker that it will not need a program again."""
 
     @abc.abstractmethod
     def _kill(self, worker: W) -> None:
-        """Kills a worker. Its death is reported as an event."""
+        """Kill a worker. Its death is reported as an event."""
 
     @abc.abstractmethod
     def _start_worker(self, index: int) -> None:
-        """Starts a worker."""
+        """Start a worker."""
 
     @abc.abstractmethod
     def _explain_deaths(self, worker: W) -> str:
@@ -204,11 +204,11 @@ class PoolSupervisor(abc.ABC, Generic[W]):
 
     @overridable
     def _update_announcement(self, worker: W) -> None:
-        """Finds out which element a worker computes that runs row by row, if that is cheap. Any thread may call it."""
+        """Find out which element a worker computes that runs row by row, if that is cheap. Any thread may call it."""
 
     @abc.abstractmethod
     def _update_announcements(self) -> None:
-        """Finds out which elements all workers compute that run row by row."""
+        """Find out which elements all workers compute that run row by row."""
 
     @abc.abstractmethod
     def _describe_worker(self, worker: W) -> str:
@@ -256,14 +256,14 @@ class PoolSupervisor(abc.ABC, Generic[W]):
             self._programs.clear()
 
     def _get_patience(self, usual_s: float | None) -> float | None:
-        """How many seconds `_handle_events` may wait: until the end of the next pause; None for any time."""
+        """Return how many seconds `_handle_events` may wait: until the end of the next pause; None for any time."""
         if self._due is None:
             return usual_s
         until_s = max(0.0, self._due - time.monotonic())
         return until_s if usual_s is None else min(usual_s, until_s)
 
     def _assign_jobs(self) -> None:
-        """Sends waiting jobs to workers, as long as a job may begin and a worker can take it."""
+        """Send waiting jobs to workers, as long as a job may begin and a worker can take it."""
         for job in [job for job in self._waiting if job.footprint.released]:
             self._waiting.remove(job)
             self._drop_job(job)
@@ -309,7 +309,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         self._blame.acquit(program, low, high)
 
     def _settle(self, job: Job, outcome: Any) -> None:
-        """Ends a job with its result or its error."""
+        """End a job with its result or its error."""
         job.return_slot()
         # In this order: `_fail_all` settles the jobs in `_jobs`. A job that had left it without an outcome would never
         # get one, and the consumer would wait for ever.
@@ -325,7 +325,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     def _take_over_jobs(
         self, worker: W, activity: WorkerActivity, how: str, now: float, *, alone: int | None = None
     ) -> float | None:
-        """Lets the jobs of a dead worker wait again, and decides what its death means.
+        """Let the jobs of a dead worker wait again, and decides what its death means.
 
         Args:
           activity: what the worker did when it died.
@@ -350,7 +350,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         return pause_s
 
     def _judge_death(self, worker: W, activity: WorkerActivity, how: str, now: float, alone: int | None) -> float:
-        """Decide whether an element is to blame for a death. Returns a pause before the next worker starts."""
+        """Decide whether an element is to blame for a death. Return a pause before the next worker starts."""
         job = worker.jobs[0] if worker.jobs and worker.jobs[0].number == activity.job else None
         begun = activity.row_since, activity.since
         if worker.overdue:
@@ -406,7 +406,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
     def _end_before(
         self, worker: W, job: Job, row: int, low: int, high: int, explain: Callable[[str], str] | None, counted: int
     ) -> None:
-        """Ends a job before the row that an element at positions [low, high) is part of, with the error that names it.
+        """End a job before the row that an element at positions [low, high) is part of, with the error that names it.
 
         If rows before it have no result yet, they are computed once more, and the error comes after them.
         """
@@ -419,7 +419,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         worker.jobs.remove(job)
 
     def _count_fruitless(self, worker: W, how: str, now: float) -> float:
-        """Give up if workers have died for long and have finished nothing. Returns a pause before the next start."""
+        """Give up if workers have died for long and have finished nothing. Return a pause before the next start."""
         self._stuck_since = self._stuck_since if self._fruitless else now
         self._fruitless += 1
         stuck_s = now - self._stuck_since
@@ -451,20 +451,20 @@ class PoolSupervisor(abc.ABC, Generic[W]):
                 self._kill(worker)
 
     def _report_broken(self, worker: W, sentence: str, error: BaseException) -> None:
-        """Ends the pool with an error that any other worker would meet, too."""
+        """End the pool with an error that any other worker would meet, too."""
         add_note(error, f"bushel: {sentence}")
         if worker.jobs and isinstance(error, ImportError):
             add_note(error, program_table.explain_import_error(worker.jobs[0].task.program, error))
         self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
-        """Ends the pool with an error that `submit` raises from now on."""
+        """End the pool with an error that `submit` raises from now on."""
         self._reraises = True
         self._fail_all(error)
         self._stopping = True
 
     def _fail_all(self, error: BaseException) -> None:
-        """Ends all jobs with an error. Later calls of `submit` raise it, too."""
+        """End all jobs with an error. Later calls of `submit` raise it, too."""
         with self._lock:
             self._ended_by = self._ended_by or error
             for job in self._jobs.values():

@@ -29,20 +29,20 @@ from bushel._src.engine.shared_memory import Slot
 
 
 def send_by_value(name: Any) -> None:
-    """Makes cloudpickle send what module `name` defines by value, if no import would find the module."""
+    """Make cloudpickle send what module `name` defines by value, if no import would find the module."""
     module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
     if module is not None and not _is_module_importable(name.partition(".")[0], _get_file(name), tuple(sys.path)):
         cloudpickle.register_pickle_by_value(module)
 
 
 def _get_file(name: str) -> str | None:
-    """The file of a top-level module; None for a module inside a package."""
+    """Return the file of a top-level module; None for a module inside a package."""
     return None if "." in name else getattr(sys.modules[name], "__file__", None)
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_module_importable(name: str, file: str | None, path: tuple[str, ...]) -> bool:
-    """Whether an import of a top-level module or package would find it, in `file` if that is known.
+    """Return whether an import of a top-level module or package would find it, in `file` if that is known.
 
     `path` is `sys.path`; it is an argument so that the cache forgets its answers when the path changes. Modules inside
     a package are not searched for: the package may create them when it is imported.
@@ -67,7 +67,10 @@ KINDS: tuple[Any, ...] = (_CACHED, functools.cached_property, *_NAMED)
 
 
 def reduce_definition(value: Any) -> Any:
-    """What `__reduce__` would return for a definition that no worker can import. NotImplemented for other objects."""
+    """Return what `__reduce__` would return for a definition that no worker can import.
+
+    NotImplemented for other objects.
+    """
     if isinstance(value, functools.cached_property):  # Python 3.11 keeps a lock in it
         return functools.cached_property, (value.func,), {"attrname": value.attrname}
     if isinstance(value, types.FunctionType):
@@ -83,7 +86,7 @@ def reduce_definition(value: Any) -> Any:
 
 
 def _is_importable(value: Any) -> bool:
-    """Whether a worker finds an object by its name."""
+    """Return whether a worker finds an object by its name."""
     found = cloudpickle.cloudpickle._lookup_module_and_qualname(value, name=_get_name(value))
     return found is not None and not cloudpickle.cloudpickle._is_registered_pickle_by_value(found[0])
 
@@ -93,14 +96,14 @@ def _get_name(value: Any) -> str:
 
 
 def _list_arguments(value: Any) -> tuple[Any, ...]:
-    """What the type of a definition for type checkers takes, behind the name."""
+    """Return what the type of a definition for type checkers takes, behind the name."""
     if isinstance(value, typing.NewType):
         return (value.__supertype__,)
     return (value.__value__,) if hasattr(value, "__value__") else ()
 
 
 def _build_cached(function: Callable[..., Any], size: int | None, typed: bool) -> Any:
-    """A cached function with an empty cache: each worker fills its own."""
+    """Return a cached function with an empty cache: each worker fills its own."""
     return functools.lru_cache(size, typed)(function)
 
 
@@ -116,7 +119,7 @@ IN_BAND_BYTES = 4096
 
 
 def _reduce_array(array: np.ndarray) -> Any:
-    """Pickles an array with its data as one out-of-band buffer, for all strides and nearly all dtypes.
+    """Pickle an array with its data as one out-of-band buffer, for all strides and nearly all dtypes.
 
     numpy itself does that only for contiguous arrays of its own dtypes. It copies others into the pickle.
     """
@@ -140,7 +143,7 @@ def _build_array(buffer: Any, dtype: np.dtype[Any] | str, shape: tuple[int, ...]
 
 
 def _reduce_view(view: memoryview) -> Any:
-    """Pickles a memoryview as one that can be written. cloudpickle would make bytes of it."""
+    """Pickle a memoryview as one that can be written. cloudpickle would make bytes of it."""
     return build_view, (bytearray(view.tobytes()), view.format, view.shape)
 
 
@@ -187,7 +190,7 @@ class _CloudPickler(cloudpickle.Pickler):
 
 
 def _keep_slots(kind: Any, reduced: Any) -> Any:
-    """What cloudpickle makes of a class, with its `__slots__`.
+    """Return what cloudpickle makes of a class, with its `__slots__`.
 
     cloudpickle sets them when the class is complete, so that they do nothing. An object of such a class could not come
     back from a worker, because it would have a `__dict__` there.
@@ -227,7 +230,7 @@ def _get_class(number: str) -> type:
 
 
 def dumps(value: Any, buffer_callback: Any = None, reduce_first: Callable[[Any], Any] | None = None) -> bytes:
-    """Pickles any object for another process, also lambdas and classes of the user's main module.
+    """Pickle any object for another process, also lambdas and classes of the user's main module.
 
     Args:
       reduce_first: object -> what `__reduce__` would return, or NotImplemented for the usual way.
@@ -317,7 +320,7 @@ def lay_out(sizes: Iterable[int], start: int = 0) -> tuple[list[tuple[int, int]]
 
 
 def pack(value: Any, slot: Slot | None) -> Packed:
-    """Packs an object for the consumer. Its large arrays go into the slot, all of them or none.
+    """Pack an object for the consumer. Its large arrays go into the slot, all of them or none.
 
     An array that was made in the slot stays where it is and is not copied.
     """
@@ -332,7 +335,7 @@ def pack(value: Any, slot: Slot | None) -> Packed:
 
 
 def _copy_into_slot(buffers: list[pickle.PickleBuffer], slot: Slot) -> list[tuple[int, int]] | None:
-    """(offset, size) of each buffer in the slot; None if they do not fit."""
+    """Return (offset, size) of each buffer in the slot; None if they do not fit."""
     places: list[tuple[int, int]] = []
     for buffer in buffers:
         raw = buffer.raw()

@@ -65,7 +65,7 @@ class Channel:
         return bool(self._unsent)
 
     def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message, after those of `send_later`. Waits until the socket has taken all of it."""
+        """Send a message, after those of `send_later`. Wait until the socket has taken all of it."""
         self._collect(message, descriptors)
         self.flush()
 
@@ -131,13 +131,13 @@ class Channel:
         return data
 
     def wait_for_data(self, timeout_s: float) -> bool:
-        """Wait until there is something to receive, or the other end is closed. Returns False after the timeout."""
+        """Wait until there is something to receive, or the other end is closed. Return False after the timeout."""
         poll = select.poll()  # not `select.select`, which refuses descriptors from 1024 on
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(1000 * timeout_s))
 
     def receive_nowait(self) -> list[Any]:
-        """Return all messages that have arrived completely. Never waits. Raises Closed if the other end is closed."""
+        """Return all messages that have arrived completely. Never waits. Raise Closed if the other end is closed."""
         messages: list[Any] = []
         ended = False
         while True:

@@ -65,12 +65,12 @@ class Connections:
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
 
     def wake(self) -> None:
-        """Makes `wait` return. Any thread may call it, without a lock, and also after `close`."""
+        """Make `wait` return. Any thread may call it, without a lock, and also after `close`."""
         with contextlib.suppress(BlockingIOError, OSError):  # the pipe is full, or closed
             os.write(self._wake_writer, b"x")
 
     def wait(self, timeout_s: float | None) -> Iterator[tuple[ProcessHandle, bool]]:
-        """Waits until something happens. Yields the workers that have sent something, and whether each is dead.
+        """Wait until something happens. Yield the workers that have sent something, and whether each is dead.
 
         Messages that a full socket has kept back are sent meanwhile.
         """
@@ -102,7 +102,7 @@ class Connections:
             os.close(worker.pidfd)
 
     def send(self, worker: ProcessHandle, *message: Any, descriptors: tuple[int, ...] = ()) -> None:
-        """Sends a message as far as the socket takes it. The rest follows when the socket has room again."""
+        """Send a message as far as the socket takes it. The rest follows when the socket has room again."""
         with contextlib.suppress(Closed):  # the worker is dead; `wait` reports that next
             worker.channel.send_nowait(message, descriptors)
             self._watch_for_room(worker)
@@ -113,7 +113,7 @@ class Connections:
             self._watch_for_room(worker)
 
     def _watch_for_room(self, worker: ProcessHandle) -> None:
-        """Makes the selector report room in a worker's socket while something is unsent, and only then.
+        """Make the selector report room in a worker's socket while something is unsent, and only then.
 
         A socket nearly always has room, so otherwise `select` would return at once each time.
         """
@@ -196,7 +196,7 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
         self._start_missing_workers()
 
     def _answer_counts(self) -> None:
-        """Answers the workers that wait for the count of the blocks before theirs, where the count is known."""
+        """Answer the workers that wait for the count of the blocks before theirs, where the count is known."""
         for worker in self.workers:
             if not worker.jobs or (job := worker.jobs[0]).count_request is None:
                 continue
@@ -209,7 +209,7 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
                 self._connections.send(worker, *(("abort",) if before is None else ("before", before)))
 
     def _start_missing_workers(self) -> None:
-        """Starts the workers whose pause is over, and those that `resize` wants, as far as the system allows."""
+        """Start the workers whose pause is over, and those that `resize` wants, as far as the system allows."""
         now = time.monotonic()
         for index in [index for index, when in self._starts.items() if when <= now]:
             del self._starts[index]
@@ -334,7 +334,7 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
         kill(worker.pid)
 
     def _replace_worker(self, worker: ProcessHandle) -> None:
-        """Starts a worker in the place of a dead one."""
+        """Start a worker in the place of a dead one."""
         self._connections.remove(worker)
         self.workers.remove(worker)
         now = time.monotonic()  # before the exit code is known, which may take a while
@@ -374,7 +374,7 @@ SUPERVISORS: weakref.WeakSet[ProcessSupervisor] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Closes the channels that a forked child has inherited.
+    """Close the channels that a forked child has inherited.
 
     Workers end when their channel does. If a child held the channels open, workers would outlive this process.
     """
@@ -424,5 +424,5 @@ class Processes(PooledExecutor[ProcessSupervisor]):
         super().__init__(options, ProcessSupervisor(options, portable=portable))
 
     def pids(self) -> list[int]:
-        """The process numbers of the workers."""
+        """Return the process numbers of the workers."""
         return [worker.pid for worker in self._supervisor.workers]

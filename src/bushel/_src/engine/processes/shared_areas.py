@@ -88,7 +88,7 @@ class Whereabouts:
         self._words[_COUNTED] = steps
 
     def pause(self) -> int:
-        """The worker waits for something. Returns what `resume` takes."""
+        """The worker waits for something. Return what `resume` takes."""
         doing, self._words[_DOING] = self._words[_DOING], Doing.NOTHING_ALONE
         return doing
 
@@ -115,7 +115,7 @@ class Stacks:
         weakref.finalize(self, os.close, self.descriptor).atexit = False  # the pool's thread may still be sending it
 
     def read(self, pid: int) -> str:
-        """The stack of a worker, innermost frame first. Asks the worker and waits a moment for the answer."""
+        """Return the stack of a worker, innermost frame first. Ask the worker and wait a moment for the answer."""
         os.ftruncate(self.descriptor, 0)
         # All processes share one offset into the file. Without this the worker would write behind the last answer.
         os.lseek(self.descriptor, 0, os.SEEK_SET)
@@ -164,7 +164,7 @@ class SharedObject:
 
 
 def load_object(descriptor: int, size: int, places: list[tuple[int, int]]) -> Any:
-    """The object of a `SharedObject`, in a worker. Closes the descriptor.
+    """Return the object of a `SharedObject`, in a worker. Close the descriptor.
 
     The mapping is copy-on-write: workers share its pages, and a function that writes into an array changes only the
     page of its own worker.
@@ -175,5 +175,5 @@ def load_object(descriptor: int, size: int, places: list[tuple[int, int]]) -> An
 
 
 def put_rows(rows: Any, *, portable: bool) -> SharedObject:
-    """Rows for a task, in shared memory; or an error that says that they cannot be sent."""
+    """Return rows for a task, in shared memory; or an error that says that they cannot be sent."""
     return pickle_or_explain(functools.partial(SharedObject, portable=portable), rows, lambda: "Elements")

@@ -39,7 +39,7 @@ _WORTH_POPULATING = 1 << 20
 
 
 def main(descriptor: int) -> None:
-    """Serves one channel until it is closed.
+    """Serve one channel until it is closed.
 
     Args:
       descriptor: of the channel's socket.
@@ -92,7 +92,7 @@ class _ProcessWorker:
     def _on_setup(
         self, folder: str, path: list[str], variables: dict[str, str], init: bytes, index: int, count: int
     ) -> None:
-        """Makes the environment of this process that of the consumer, and calls the user's `worker_init_fn`."""
+        """Make the environment of this process that of the consumer, and call the user's `worker_init_fn`."""
         with contextlib.suppress(OSError):  # the folder may be gone
             os.chdir(folder)
         sys.path[:] = path
@@ -116,7 +116,7 @@ class _ProcessWorker:
         self._whereabouts.end()
 
     def _give_up(self, sentence: str, error: BaseException) -> NoReturn:
-        """Sends the consumer an error that ends the pool, and ends this worker."""
+        """Send the consumer an error that ends the pool, and ends this worker."""
         self._channel.send(pack_broken(sentence, error))
         raise Closed from None
 
@@ -130,7 +130,7 @@ class _ProcessWorker:
         os.close(descriptor)
 
     def _get_slot(self, number: int | None) -> Slot | None:
-        """The slot of that number, empty; None if the task has none."""
+        """Return the slot of that number, empty; None if the task has none."""
         if number is None or self._arena is None:
             return None
         if number not in self._slots:
@@ -157,7 +157,7 @@ class _ProcessWorker:
         given: Any,
         descriptor: int | None = None,
     ) -> None:
-        """Runs a task and sends its result.
+        """Run a task and send its result.
 
         Args:
           careful: whether a worker has died over these positions. Then this one runs row by row and says which row it
@@ -216,7 +216,7 @@ class _ProcessWorker:
         first: int,
         pack: Callable[..., Any],
     ) -> None:
-        """Runs a task row by row, with nothing else in between, and sends each row, until one fails."""
+        """Run a task row by row, with nothing else in between, and send each row, until one fails."""
         where = self._whereabouts
         while low < high:
             start = time.perf_counter()
@@ -233,7 +233,7 @@ class _ProcessWorker:
             low, counts = end, result.after
 
     def _make_count_before(self, task: int, counts: list[int] | None, kind: str) -> CountBefore:
-        """A function that returns how many elements have reached a counting step before a block or row.
+        """Return a function that returns how many elements have reached a counting step before a block or row.
 
         Args:
           counts: these numbers, if they are known; otherwise the pool is asked, with a message of that `kind`.

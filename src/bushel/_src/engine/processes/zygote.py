@@ -115,7 +115,7 @@ class Starter:
 
     @contextlib.contextmanager
     def starting(self, *, fork: bool) -> Iterator[None]:
-        """Starts the zygote and does not wait for it: while it starts, the caller prepares a pool."""
+        """Start the zygote and does not wait for it: while it starts, the caller prepares a pool."""
         self.add_pool()
         try:
             if fork:
@@ -131,7 +131,7 @@ class Starter:
                 self._kill_zygote()
 
     def start(self, *, fork: bool) -> tuple[Channel, int]:
-        """Starts a worker. Returns the channel to it, and its process number."""
+        """Start a worker. Return the channel to it, and its process number."""
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as unless_started:
             unless_started.callback(ours.close)
@@ -141,7 +141,7 @@ class Starter:
         return Channel(ours), pid
 
     def _spawn(self, descriptor: int) -> int:
-        """Starts a worker as a new process of Python."""
+        """Start a worker as a new process of Python."""
         for pid in [pid for pid, process in self._spawned.items() if process.poll() is not None]:
             del self._spawned[pid]
         process = _start_python("zygote.run_spawned_worker", descriptor)
@@ -149,7 +149,7 @@ class Starter:
         return process.pid
 
     def _fork(self, descriptor: int) -> int:
-        """Asks the zygote to fork a worker. Asks a new zygote if this one is lost meanwhile."""
+        """Ask the zygote to fork a worker. Ask a new zygote if this one is lost meanwhile."""
         attempt = 0
         while True:
             attempt += 1
@@ -165,7 +165,7 @@ class Starter:
                     ) from None
 
     def _request(self, kind: str, *arguments: Any, descriptors: tuple[int, ...] = ()) -> Any:
-        """Sends the zygote a request and returns its answer.
+        """Send the zygote a request and return its answer.
 
         If the answer does not come, also because of Ctrl-C, the zygote is killed. Otherwise a later request could
         receive the answer to this one.
@@ -198,7 +198,7 @@ class Starter:
                 raise _ZygoteLost(f"It has not answered for {ANSWER_S:.0f} s.", by_signal=False)
 
     def _kill_zygote(self, patience_s: float = 0.0) -> int:
-        """Ends the zygote, and with it the workers that it has forked. Returns its exit code.
+        """End the zygote, and with it the workers that it has forked. Return its exit code.
 
         Args:
           patience_s: how long the zygote may take to end by itself before it is killed.
@@ -215,7 +215,7 @@ class Starter:
         return process.wait()
 
     def describe_end(self, pid: int) -> str:
-        """How a worker ended, in words that continue a sentence."""
+        """Return how a worker ended, in words that continue a sentence."""
         with self._lock:
             process = self._spawned.pop(pid, None)
             try:
@@ -225,7 +225,7 @@ class Starter:
         return "ended for an unknown reason" if code is None else describe_exit(code)
 
     def reap(self, pid: int) -> None:
-        """Waits for a spawned worker that was killed. Otherwise it would stay in the system as a zombie process.
+        """Wait for a spawned worker that was killed. Otherwise it would stay in the system as a zombie process.
 
         The zygote does the same for the workers that it has forked.
         """
@@ -246,12 +246,12 @@ class Starter:
         self._lock, self._pools_lock = threading.Lock(), threading.Lock()
 
     def stop(self) -> None:
-        """Ends the zygote, at the exit of this process. Takes no lock: a thread may hold it for ever at exit."""
+        """End the zygote, at the exit of this process. Take no lock: a thread may hold it for ever at exit."""
         if self._owner == os.getpid():
             self._kill_zygote()
 
     def _get_channel(self) -> Channel:
-        """The channel to the zygote, which is started if there is none."""
+        """Return the channel to the zygote, which is started if there is none."""
         if self._channel is None or self._owner != os.getpid():
             ours, theirs = socket.socketpair()
             with contextlib.ExitStack() as unless_started:
@@ -264,7 +264,7 @@ class Starter:
 
 
 def _start_python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
-    """Starts a clean process that calls a function of this package with a file descriptor."""
+    """Start a clean process that calls a function of this package with a file descriptor."""
     # The user's own setting comes last: if both set the same name, glibc takes the last one.
     keep = _KEEP_FREED_MEMORY if keeps_default_memory() else None
     tunables = ":".join(filter(None, [_BYPASS_CACHE, keep, os.environ.get(_TUNABLES)]))
@@ -274,7 +274,7 @@ def _start_python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a child of this process. False on systems that do not say."""
+    """Return whether a signal has stopped a child of this process. False on systems that do not say."""
     if not hasattr(os, "waitid"):
         return False
     with contextlib.suppress(ChildProcessError):
@@ -285,7 +285,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def kill(pid: int) -> None:
-    """Kills a worker, which may be dead already."""
+    """Kill a worker, which may be dead already."""
     if pid <= 1:  # for 0 and below, the system would kill whole groups of processes
         raise ValueError(f"There is no worker process {pid}.")
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -293,14 +293,14 @@ def kill(pid: int) -> None:
 
 
 def run_spawned_worker(descriptor: int) -> None:
-    """Runs a worker in a new Python process."""
+    """Run a worker in a new Python process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the consumer decides what ends
     _die_with(os.getppid())
     worker.main(descriptor)
 
 
 def main(descriptor: int) -> None:
-    """Runs the zygote: forks a worker for every request, until the consumer has closed the channel."""
+    """Run the zygote: forks a worker for every request, until the consumer has closed the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = Channel(socket.socket(fileno=descriptor))
     children: set[int] = set()
@@ -366,7 +366,7 @@ def _run_forked_worker(control: Channel, parent: int, descriptor: int) -> NoRetu
 
 
 def _reap(children: set[int], exit_codes: dict[int, int]) -> None:
-    """Moves the children that have ended to `exit_codes`."""
+    """Move the children that have ended to `exit_codes`."""
     for pid in list(children):
         with contextlib.suppress(ChildProcessError):  # the signal handler has run in between and has reaped this child
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -376,7 +376,7 @@ def _reap(children: set[int], exit_codes: dict[int, int]) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Asks Linux to kill this process when its parent dies. On other systems the end of the channel ends it."""
+    """Ask Linux to kill this process when its parent dies. On other systems the end of the channel ends it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent died before this call: no signal will come

@@ -70,7 +70,7 @@ def download(remote: Remote, folder: Path) -> None:
 
 
 def _receive(remote: Remote) -> Iterator[bytes]:
-    """The content of a file, block by block. Raises _NotDownloaded."""
+    """Yield the content of a file, block by block. Raise _NotDownloaded."""
     received = 0
     try:
         with urllib.request.urlopen(remote.url, timeout=TIMEOUT_S) as answer:

@@ -71,7 +71,9 @@ class DepthCode:
 
 
 def read_depth_code(info: Mapping[str, Any]) -> DepthCode | None:
-    """The code that a feature's `info` describes; None if its videos do not hold 12 bits, and so no such code."""
+    """Return the code that a feature's `info` describes; None if its videos do not hold 12 bits, and so no such
+    code.
+    """
     stored = info.get("video.pix_fmt", PIXEL_FORMAT)
     if "12" not in str(stored):
         return None
@@ -84,7 +86,7 @@ def read_depth_code(info: Mapping[str, Any]) -> DepthCode | None:
 
 
 def is_depth(entry: Mapping[str, Any]) -> bool:
-    """Whether a feature of `meta/info.json` is depth."""
+    """Return whether a feature of `meta/info.json` is depth."""
     infos = [entry.get(name) for name in ("info", "video_info")]
     return any(
         info.get(key) for info in infos if isinstance(info, Mapping) for key in ("is_depth_map", "video.is_depth_map")
@@ -97,7 +99,7 @@ _LONGEST = 4096
 
 
 def fill_template(template: str, **values: int | str) -> str:
-    """The name of a file. Raises ValueError if the template is not one of a data set.
+    """Return the name of a file. Raise ValueError if the template is not one of a data set.
 
     >>> fill_template("chunk-{chunk_index:03d}/{video_key}.mp4", chunk_index=2, video_key="front")
     'chunk-002/front.mp4'
@@ -180,7 +182,10 @@ class LeRobotFeature:
 
 
 def _list_names(names: Any, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The names of the numbers of a row: from a list, or from lists by group as in {"motors": [...]}. Else none."""
+    """Return the names of the numbers of a row: from a list, or from lists by group as in {"motors": [...]}.
+
+    Else none.
+    """
     if isinstance(names, Mapping):
         names = [name for group in names.values() if isinstance(group, list) for name in group]
     fits = isinstance(names, list) and len(shape) == 1 and len(names) == shape[0]
@@ -203,7 +208,7 @@ class VideoPlace:
 
 
 def _download(path: Any) -> str:
-    """How to get a data set of the Hugging Face Hub, if a path looks like its name."""
+    """Return how to get a data set of the Hugging Face Hub, if a path looks like its name."""
     text = os.fspath(path)
     if not re.fullmatch(r"[\w-]+/[\w.-]+", text) or os.path.exists(text):
         return ""
@@ -256,7 +261,7 @@ class LeRobotFolder:
         self._check_templates()
 
     def _check_templates(self) -> None:
-        """Raises DamagedFile if a template of names of files is not one of this version of the format."""
+        """Raise DamagedFile if a template of names of files is not one of this version of the format."""
         fields = ("episode_chunk", "episode_index") if self.version == 2 else ("chunk_index", "file_index")
         numbers = dict.fromkeys(fields, 0)
         if self.info.get("data_path"):
@@ -318,7 +323,7 @@ class LeRobotFolder:
         return f"{redact.show(self.path)}/{name}"
 
     def address(self, name: str) -> str:
-        """The path or URL of a file of the data set."""
+        """Return the path or URL of a file of the data set."""
         return f"{self.path}/{name}"
 
     def _read(self, name: str) -> bytes:
@@ -339,7 +344,7 @@ class LeRobotFolder:
             raise DamagedFile(f"{self._show(name)} cannot be read: {error}") from error
 
     def parquet(self, name: str) -> Any:
-        """A Parquet file of the data set, opened by pyarrow. Errors name the file."""
+        """Return a Parquet file of the data set, opened by pyarrow. Errors name the file."""
         parquet: Any = import_package("pyarrow.parquet", "parquet", "LeRobot data sets")
         arrow: Any = import_package("pyarrow", "parquet", "LeRobot data sets")
         file = file_access.open_file(self.address(name), self.options)
@@ -354,7 +359,10 @@ class LeRobotFolder:
         return found
 
     def _list(self, template: str, pattern: str) -> list[str]:
-        """The names of the files that a pattern finds. Of a web server, which cannot list, files numbered in order."""
+        """Return the names of the files that a pattern finds.
+
+        Of a web server, which cannot list, files numbered in order.
+        """
         if not paths.is_url(self.path):
             return sorted(glob.glob(pattern, root_dir=self.path))  # the folder's own name may hold signs of patterns
         if not self.path.startswith(("http://", "https://")):
@@ -378,7 +386,10 @@ class LeRobotFolder:
                 return
 
     def fingerprint(self) -> list[Any]:
-        """The versions of the files of `meta`, and of local rows and videos. Of a store only `meta` is asked for."""
+        """Return the versions of the files of `meta`, and of local rows and videos.
+
+        Of a store only `meta` is asked for.
+        """
         versions = file_access.fingerprint_files([self.address(name) for name in self._meta_files()], self.options)
         if paths.is_url(self.path):
             return ["lerobot", versions]
@@ -423,7 +434,7 @@ class LeRobotFolder:
         return self._check_tasks("meta/tasks.parquet", list(pairs))
 
     def _check_tasks(self, name: str, pairs: list[tuple[Any, Any]]) -> dict[int, str]:
-        """The texts by number. A number with two texts, or without one, raises DamagedFile."""
+        """Return the texts by number. A number with two texts, or without one, raises DamagedFile."""
         tasks: dict[int, str] = {}
         for number, text in pairs:
             if not isinstance(number, int) or not isinstance(text, str) or tasks.get(number, text) != text:
@@ -462,7 +473,7 @@ class LeRobotFolder:
         }
 
     def video_place(self, episode: int, camera: str) -> VideoPlace:
-        """Where the frames of an episode and camera are. Raises ValueError where `meta` does not say it."""
+        """Return where the frames of an episode and camera are. Raise ValueError where `meta` does not say it."""
         template = self.info.get("video_path")
         if not template:
             raise ValueError("meta/info.json has no video_path.")
@@ -487,7 +498,7 @@ class LeRobotFolder:
         return VideoPlace(self._fill("video_path", template, **place), float(values[2]), stop_s)
 
     def _fill(self, name: str, template: Any, **values: int | str) -> str:
-        """The name of a file by a template of `meta/info.json`. An unusual template raises DamagedFile."""
+        """Return the name of a file by a template of `meta/info.json`. An unusual template raises DamagedFile."""
         try:
             return fill_template(template, **values)
         except ValueError as error:
@@ -496,7 +507,7 @@ class LeRobotFolder:
     # Statistics and splits.
 
     def statistics(self) -> dict[str, dict[str, np.ndarray]]:
-        """Statistics by feature as the data set has them: min, max, mean, std, count and others.
+        """Return statistics by feature as the data set has them: min, max, mean, std, count and others.
 
         Version 2.1 has them by episode; they are put together here. An empty dict if the data set has none.
         """
@@ -532,7 +543,7 @@ class LeRobotFolder:
         return {"train": known} if len(splits) < 2 else splits
 
     def forget(self) -> None:
-        """Drops what was read of the episodes, which may be many. It is read again when it is needed."""
+        """Drop what was read of the episodes, which may be many. It is read again when it is needed."""
         for name in ("episode_facts", "data_files", "_episode_files"):
             vars(self).pop(name, None)
 
@@ -545,7 +556,7 @@ class LeRobotFolder:
 
 
 def _is_number(dtype: str) -> bool:
-    """Whether a dtype of `meta/info.json` is one of numbers."""
+    """Return whether a dtype of `meta/info.json` is one of numbers."""
     try:
         return np.dtype(dtype).kind in "biuf"
     except TypeError:
@@ -553,7 +564,7 @@ def _is_number(dtype: str) -> bool:
 
 
 def aggregate_statistics(parts: list[Mapping[str, Any]]) -> dict[str, dict[str, np.ndarray]]:
-    """The statistics of all episodes together, from those of each: min, max, mean, std and count.
+    """Return the statistics of all episodes together, from those of each: min, max, mean, std and count.
 
     >>> parts = [{"x": {"mean": [m], "std": [0.0], "min": [m], "max": [m], "count": [2]}} for m in (1.0, 3.0)]
     >>> aggregate_statistics(parts)["x"]["std"]

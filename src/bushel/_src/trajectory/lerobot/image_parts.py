@@ -86,15 +86,15 @@ class LeRobotImages(ImageParts):
         self._lock = threading.Lock()
 
     def image_record(self, name: str) -> int:
-        """The number of the record that stands for a feature with images in rows."""
+        """Return the number of the record that stands for a feature with images in rows."""
         return len(self._catalog.videos) + self._catalog.images.index(name)
 
     def fault_record(self, number: int) -> int:
-        """The number of the record that stands for a fault."""
+        """Return the number of the record that stands for a fault."""
         return len(self._catalog.videos) + len(self._catalog.images) + number
 
     def pixel_shape(self, record: int) -> tuple[int, int, int] | None:
-        """The shape of the frames of a video, with one channel if it has depth; None for images in rows."""
+        """Return the shape of the frames of a video, with one channel if it has depth; None for images in rows."""
         if record < len(self._catalog.videos):
             height, width, channels = self._videos.shape(record)
             return height, width, 1 if record in self._codes else channels
@@ -104,7 +104,7 @@ class LeRobotImages(ImageParts):
     def read(
         self, records: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
     ) -> list[bytes]:
-        """Pictures in the given order: packed pixels of frames, images in rows as they are stored."""
+        """Return pictures in the given order: packed pixels of frames, images in rows as they are stored."""
         out: list[Any] = [b""] * len(records)
         frames: list[int] = []
         rows: dict[int, list[int]] = {}
@@ -126,7 +126,7 @@ class LeRobotImages(ImageParts):
     def read_into(
         self, records: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, out: Sequence[np.ndarray]
     ) -> None:
-        """Decodes frames of videos into arrays, all in one plan: colours as uint8, depth in millimetres as uint16."""
+        """Decode frames of videos into arrays, all in one plan: colours as uint8, depth in millimetres as uint16."""
         first = self.fault_record(0)
         for record in records:
             if record >= first:
@@ -137,7 +137,7 @@ class LeRobotImages(ImageParts):
                 pixels[...] = code.millimetres[pixels]
 
     def _open_rows(self, number: int) -> ParquetDataSource:
-        """The rows of all files, with the images of one feature."""
+        """Return the rows of all files, with the images of one feature."""
         with self._lock:
             if number not in self._rows:
                 paths = [f"{self._folder}/{file}" for file in self._catalog.data_files]
@@ -168,12 +168,14 @@ class LeRobotImages(ImageParts):
         return self, record
 
     def for_other_machines(self) -> LeRobotImages:
-        """A reader that is pickled with its tables, which are otherwise mapped from the cache of this machine."""
+        """Return a reader that is pickled with its tables, which are otherwise mapped from the cache of this
+        machine.
+        """
         tables = dataclasses.replace(self._videos.tables, folder=None)
         return LeRobotImages(self._folder, self._catalog, tables, self._options)
 
     def describe(self, record: int, start: int) -> str:
-        """The video and the frame in it; or the Parquet file, the row in it, and the feature."""
+        """Return the video and the frame in it; or the Parquet file, the row in it, and the feature."""
         if record < len(self._catalog.videos):
             return f"{redact.show(f'{self._folder}/{self._catalog.videos[record]}')}, frame {start}"
         number = record - len(self._catalog.videos)
@@ -186,7 +188,7 @@ class LeRobotImages(ImageParts):
     # Files.
 
     def save(self, folder: str) -> LeRobotImages:
-        """Writes the catalog and the packet tables into a folder, completely or not at all."""
+        """Write the catalog and the packet tables into a folder, completely or not at all."""
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         temporary = tempfile.mkdtemp(dir=os.path.dirname(folder), prefix="writing-")
         try:
@@ -201,7 +203,7 @@ class LeRobotImages(ImageParts):
 
     @staticmethod
     def load(folder: str, data: str, options: Options | None, *, verify: bool = True) -> LeRobotImages:
-        """What `save` has written to `folder`, for the data set in the folder `data`."""
+        """Return what `save` has written to `folder`, for the data set in the folder `data`."""
         content = checked_files.read_json(os.path.join(folder, "catalog.json"))
         faults = [(text, tuple(shape)) for text, shape in content["faults"]]
         catalog = Catalog(**{field.name: content[field.name] for field in dataclasses.fields(Catalog)})
@@ -219,10 +221,10 @@ class LeRobotImages(ImageParts):
 
 
 def pixel_dtype(shape: tuple[int, ...]) -> type[np.uint8] | type[np.uint16]:
-    """The dtype of frames of a shape: depth has one channel."""
+    """Return the dtype of frames of a shape: depth has one channel."""
     return np.uint16 if shape[-1:] == (1,) else np.uint8
 
 
 def _load_unchecked(folder: str, data: str, options: Options) -> LeRobotImages:
-    """The reader in a worker process. The process that built the pipeline has verified the checksums."""
+    """Return the reader in a worker process. The process that built the pipeline has verified the checksums."""
     return LeRobotImages.load(folder, data, options, verify=False)

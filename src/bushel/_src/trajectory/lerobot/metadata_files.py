@@ -28,7 +28,7 @@ _SAMPLED_PIXELS = 150
 
 
 def summarize_numbers(values: np.ndarray) -> dict[str, Any]:
-    """The statistics of rows of numbers, as lists."""
+    """Return the statistics of rows of numbers, as lists."""
     rows = values.reshape(len(values), -1) if values.ndim < 2 else values
     exact = rows.astype(np.float64)
     found = {
@@ -43,20 +43,20 @@ def summarize_numbers(values: np.ndarray) -> dict[str, Any]:
 
 
 def sample_frames(count: int) -> np.ndarray:
-    """Which frames of an episode count for the statistics of images: all up to 100, then fewer and fewer."""
+    """Return which frames of an episode count for the statistics of images: all up to 100, then fewer and fewer."""
     wanted = min(count, min(max(100, int(count**0.75)), 10_000))
     return np.round(np.linspace(0, count - 1, wanted)).astype(np.int64)
 
 
 def count_pixels(pixels: np.ndarray) -> np.ndarray:
-    """A histogram of each channel of an image, int64 (3, 256). Of large images only every n-th pixel counts."""
+    """Return a histogram of each channel of an image, int64 (3, 256). Of large images only every n-th pixel counts."""
     stride = max(1, max(pixels.shape[:2]) // _SAMPLED_PIXELS)
     some = pixels[::stride, ::stride]
     return np.stack([np.bincount(some[..., channel].ravel(), minlength=256) for channel in range(3)])
 
 
 def summarize_pixels(histogram: np.ndarray, frames: int) -> dict[str, Any]:
-    """The statistics of images from their histogram, between 0 and 1, with the shape (3, 1, 1)."""
+    """Return the statistics of images from their histogram, between 0 and 1, with the shape (3, 1, 1)."""
     values = np.arange(256) / 255.0
     counts = histogram.astype(np.float64)
     total = counts.sum(axis=1)
@@ -82,7 +82,7 @@ _DATA_MB, _VIDEO_MB = 100, 200
 
 
 def make_paths(template: str, files: Iterable[int], camera: str = "") -> list[str]:
-    """The names of files by their numbers."""
+    """Return the names of files by their numbers."""
     return [
         template.format(video_key=camera, chunk_index=number // CHUNK, file_index=number % CHUNK) for number in files
     ]
@@ -100,7 +100,7 @@ class LeRobotColumns:
     default_task: str
 
     def arrow_types(self) -> dict[str, Any]:
-        """The type of each column of the rows."""
+        """Return the type of each column of the rows."""
         pa: Any = import_package("pyarrow", "parquet", "LeRobot data sets")
         image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         types: dict[str, Any] = dict.fromkeys(self.stills, image)
@@ -118,11 +118,11 @@ class LeRobotColumns:
         return types | dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), pa.int64())
 
     def schema(self) -> Any:
-        """The schema of the rows."""
+        """Return the schema of the rows."""
         return import_package("pyarrow", "parquet", "LeRobot data sets").schema(list(self.arrow_types().items()))
 
     def features(self, shapes: dict[str, list[int]], fps: float, encoding: Encoding | None) -> dict[str, Any]:
-        """The features in `info.json`."""
+        """Return the features in `info.json`."""
         features: dict[str, Any] = {}
         for camera, (height, width, channels) in shapes.items():
             features[camera] = {
@@ -152,7 +152,7 @@ class LeRobotColumns:
         return features
 
     def images(self, table: Episodes, episode: int) -> dict[str, list[dict[str, Any]]]:
-        """The images in the rows of an episode. Pixels become PNG; encoded images stay as they are."""
+        """Return the images in the rows of an episode. Pixels become PNG; encoded images stay as they are."""
         frames = table.starts[episode] + np.arange(int(table.lengths[episode]))
         found = {}
         for name, column in self.stills.items():
@@ -161,7 +161,7 @@ class LeRobotColumns:
         return found
 
     def columns(self, table: Episodes, episode: int, fps: float) -> dict[str, np.ndarray]:
-        """The numbers and texts of an episode, by the names of their columns."""
+        """Return the numbers and texts of an episode, by the names of their columns."""
         length = int(table.lengths[episode])
         frames = table.starts[episode] + np.arange(length)
         found: dict[str, np.ndarray] = {}
@@ -176,7 +176,7 @@ class LeRobotColumns:
         return found
 
     def rows(self, table: Episodes, episode: int, fps: float) -> Any:
-        """The rows of an episode, as a table of Arrow."""
+        """Return the rows of an episode, as a table of Arrow."""
         pa: Any = import_package("pyarrow", "parquet", "LeRobot data sets")
         schema = self.schema()
         pictures = self.images(table, episode)
@@ -202,7 +202,7 @@ class LeRobotColumns:
         return list(dict.fromkeys(texts))
 
     def number_tasks(self, table: Episodes) -> np.ndarray:
-        """The number of the instruction of each frame."""
+        """Return the number of the instruction of each frame."""
         if self.task is None:
             return np.zeros(table.frames, np.int64)
         numbers = {text: number for number, text in enumerate(self.tasks)}
@@ -211,13 +211,13 @@ class LeRobotColumns:
 
 
 def _read_contents(column: Any, frames: np.ndarray) -> list[Any]:
-    """Images of a column: encoded, or pixels."""
+    """Return images of a column: encoded, or pixels."""
     entries = column.take(frames)
     return read_all(entries.tolist()) if entries.dtype == object else list(entries)
 
 
 def _encode_still(content: Any, name: str) -> bytes:
-    """An encoded image as it is; pixels as PNG."""
+    """Return an encoded image as it is; pixels as PNG."""
     if isinstance(content, bytes) and not content.startswith(MAGIC):
         return content
     pixels = unpack_pixels(content) if isinstance(content, bytes) else content
@@ -225,13 +225,13 @@ def _encode_still(content: Any, name: str) -> bytes:
 
 
 def _describe_numbers(column: Any) -> tuple[np.dtype, tuple[int, ...]]:
-    """The dtype and the shape of a feature. A number has the shape (1,), as everywhere in LeRobot."""
+    """Return the dtype and the shape of a feature. A number has the shape (1,), as everywhere in LeRobot."""
     dtype = column.take(np.zeros(1, np.int64)).dtype
     return (np.dtype(np.float32) if dtype == np.float16 else dtype), (tuple(column.entry_shape) or (1,))
 
 
 def _nest(pa: Any, values: np.ndarray) -> Any:
-    """An array of more than one dimension per row, as nested lists."""
+    """Return an array of more than one dimension per row, as nested lists."""
     nested = pa.array(np.ascontiguousarray(values).reshape(-1))
     for axis in range(values.ndim - 1, 0, -1):
         count = int(np.prod(values.shape[:axis]))
@@ -241,7 +241,7 @@ def _nest(pa: Any, values: np.ndarray) -> Any:
 
 
 def same_rows(found: Any, expected: Any) -> bool:
-    """Whether two tables of Arrow are equal. NaN equals NaN, which it does not for Arrow."""
+    """Return whether two tables of Arrow are equal. NaN equals NaN, which it does not for Arrow."""
     if found.schema != expected.schema or len(found) != len(expected):
         return False
     pairs = zip(found.itercolumns(), expected.itercolumns())
@@ -273,7 +273,7 @@ def write_metadata(
     encoding: Encoding | None,
     robot_type: str | None,
 ) -> None:
-    """Writes the files of `meta/`, `info.json` last."""
+    """Write the files of `meta/`, `info.json` last."""
     shapes = _find_shapes(description, shards, facts)
     features = description.features(shapes, fps, encoding)
     codes = description.number_tasks(table)
@@ -329,7 +329,7 @@ def _describe_episode(
     codes: np.ndarray,
     fps: float,
 ) -> dict[str, Any]:
-    """The row of an episode in `meta/episodes`."""
+    """Return the row of an episode in `meta/episodes`."""
     length, start = int(table.lengths[episode]), int(table.starts[episode])
     chunk, file = divmod(shard.index, CHUNK)
     row: dict[str, Any] = {
@@ -392,7 +392,7 @@ def _write_tasks(folder: Folder, tasks: list[str]) -> None:
 
 
 def _summarize_all(table: Episodes, description: LeRobotColumns, facts: Sequence[Any], fps: float) -> dict[str, Any]:
-    """The statistics of all episodes together."""
+    """Return the statistics of all episodes together."""
     statistics: dict[str, Any] = {}
     for camera in (*description.cameras, *description.stills):
         episodes = [episode for found in facts for episode in found["cameras"][camera]["episodes"]]

@@ -38,7 +38,7 @@ def open_lerobot(
     on_error: BadEpisodes = "raise",
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> LeRobotBuilder:
-    """The episodes of a LeRobot data set: data_dir/name, or `data_dir` itself.
+    """Return the episodes of a LeRobot data set: data_dir/name, or `data_dir` itself.
 
     Args:
       name: the name of the data set.
@@ -86,12 +86,12 @@ class LeRobotBuilder(EpisodeBuilder):
         self.splits = {split: len(own) for split, own in self._positions.items()}
 
     def episodes(self, split: str = "all") -> LeRobotEpisodes:
-        """The episodes of a split: "train", "all", "train[:95%]", "train[10:20]" ..."""
+        """Return the episodes of a split: "train", "all", "train[:95%]", "train[10:20]" ..."""
         positions = np.arange(len(self._table)) if split == "all" else self.positions(split)
         return LeRobotEpisodes(self.folder, self._table, positions)
 
     def positions(self, split: str) -> np.ndarray:
-        """The positions of the episodes of a split among all episodes: int64."""
+        """Return the positions of the episodes of a split among all episodes: int64."""
         shards = {name: [len(own)] for name, own in self._positions.items()}
         return np.concatenate([self._positions[name][low:high] for name, low, high in parse_split(split, shards)])
 
@@ -131,7 +131,7 @@ class LeRobotEpisodes:
         return self._read(int(self._positions[place]))
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        """The episodes at `indices`. No picture is read."""
+        """Return the episodes at `indices`. No picture is read."""
         return [self._read(int(self._positions[place])) for place in checks.positions(indices, len(self))]
 
     def _read(self, episode: int) -> dict[str, Any]:
@@ -161,11 +161,11 @@ class LeRobotEpisodes:
         return int(self._table.numbers[episode])
 
     def describe(self, index: int) -> str:
-        """The episode and its data set, for messages."""
+        """Return the episode and its data set, for messages."""
         return f"episode {self._number(int(self._positions[index]))} of {redact.show(self._folder.path)}"
 
     def fingerprint(self) -> Any:
-        """The versions of the files of the data set, and the numbers of the episodes."""
+        """Return the versions of the files of the data set, and the numbers of the episodes."""
         return ["lerobot", self._table.fingerprint, self._positions.tolist()]
 
     def __repr__(self) -> str:
@@ -173,7 +173,7 @@ class LeRobotEpisodes:
 
 
 def _make_handles(column: Images, frames: np.ndarray) -> np.ndarray:
-    """Handles of pictures, also of those that are masked: a trajectory has handles in all steps, or in none."""
+    """Handle of pictures, also of those that are masked: a trajectory has handles in all steps, or in none."""
     return to_objects([Encoded(column.parts, *place) for place in column.places[frames].tolist()])
 
 
@@ -257,7 +257,7 @@ class LeRobotSource:
         return self.folder.tasks
 
     def statistics(self) -> dict[str, dict[str, np.ndarray]]:
-        """The statistics that the data set has, by feature: min, max, mean, std, count."""
+        """Return the statistics that the data set has, by feature: min, max, mean, std, count."""
         return self.folder.statistics()
 
     def __len__(self) -> int:
@@ -271,7 +271,7 @@ class LeRobotSource:
         return {name: values[0] for name, values in tree.items()}
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
-        """The rows at `indices`. All pictures are read in one plan, and each is decoded once."""
+        """Return the rows at `indices`. All pictures are read in one plan, and each is decoded once."""
         places = checks.positions(indices, len(self))
         episode = np.searchsorted(self._ends, places, side="right")
         owner = self._chosen[episode]
@@ -305,7 +305,7 @@ class LeRobotSource:
         return Columns(tree, len(places))
 
     def _narrow(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Numbers with lerobot's dtypes: float32, int64 and bool. Texts as str, messages as lists of dicts."""
+        """Return numbers with lerobot's dtypes: float32, int64 and bool. Texts as str, messages as lists of dicts."""
         if values.dtype.kind == "f":
             return values.astype(np.float32, copy=False)
         if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
@@ -322,7 +322,7 @@ class LeRobotSource:
         return to_objects([text.decode() for text in self._table.columns[TASK].values])
 
     def _read_pictures(self, wanted: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Arrays of pictures for rows of the table: frames of all cameras in one plan, then images in rows."""
+        """Return arrays of pictures for rows of the table: frames of all cameras in one plan, then images in rows."""
         out: dict[str, np.ndarray] = {}
         records: list[np.ndarray] = []
         starts: list[np.ndarray] = []
@@ -354,7 +354,7 @@ class LeRobotSource:
         return parts
 
     def _decode_rows(self, places: np.ndarray, name: str, axes: tuple[int, ...]) -> np.ndarray:
-        """The pixels of images in rows, each decoded once."""
+        """Return the pixels of images in rows, each decoded once."""
         distinct, back = np.unique(places, axis=0, return_inverse=True)
         pixels = []
         for (record, start, _), content in zip(distinct.tolist(), self._parts.read(*distinct.T)):
@@ -375,7 +375,7 @@ class LeRobotSource:
         return stacked[back.ravel()].reshape(*axes, *stacked.shape[1:])
 
     def fingerprint(self) -> Any:
-        """The versions of the files of the data set, and what is read of it."""
+        """Return the versions of the files of the data set, and what is read of it."""
         return ["lerobot", self._table.fingerprint, self.episodes, _describe_steps(self._steps), self._float_images]
 
     def __repr__(self) -> str:
@@ -383,13 +383,15 @@ class LeRobotSource:
 
 
 def _as_lerobot(pixels: np.ndarray) -> np.ndarray:
-    """Pictures in the form of lerobot: channels first, float32, colours between 0 and 1, depth in millimetres."""
+    """Return pictures in the form of lerobot: channels first, float32, colours between 0 and 1, depth in
+    millimetres.
+    """
     largest = np.float32(255 if pixels.dtype == np.uint8 else 1)
     return np.moveaxis(pixels, -1, -3).astype(np.float32) / largest
 
 
 def _to_steps(key: str, deltas: Sequence[float], folder: LeRobotFolder, tolerance_s: float) -> np.ndarray:
-    """Times as numbers of rows. A time that is not a multiple of 1 / fps raises ValueError."""
+    """Return times as numbers of rows. A time that is not a multiple of 1 / fps raises ValueError."""
     refuse_unknown([key], folder.features, "delta_timestamps", "feature")
     times = np.asarray(deltas, np.float64) * folder.fps
     if not len(times):

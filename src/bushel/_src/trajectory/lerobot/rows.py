@@ -24,7 +24,8 @@ from bushel._src.trajectory.lerobot.dataset_folder import DEFAULT_COLUMNS, LeRob
 
 
 def convert_column(column: Any, feature: LeRobotFeature, shown: str, episode: np.ndarray | None) -> np.ndarray:
-    """A column of Parquet as an array: numbers with dtype and shape of the feature, texts as str in an object array.
+    """Return a column of Parquet as an array: numbers with dtype and shape of the feature, texts as str in an object
+    array.
 
     A column of another type is converted where each value stays what it is: 3.0 becomes 3, True becomes 1. float64 is
     rounded to float32 if `meta/info.json` states float32, as lerobot does. Other columns raise DamagedFile.
@@ -44,7 +45,7 @@ def convert_column(column: Any, feature: LeRobotFeature, shown: str, episode: np
 
 
 def _convert_texts(column: Any, feature: LeRobotFeature, shown: str) -> np.ndarray:
-    """Texts as str; a null is an empty text."""
+    """Return texts as str; a null is an empty text."""
     types: Any = import_package("pyarrow", "parquet", "LeRobot data sets").types
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind) or str(kind) == "string_view"):
@@ -56,7 +57,7 @@ def _convert_texts(column: Any, feature: LeRobotFeature, shown: str) -> np.ndarr
 
 
 def _convert_language(column: Any, feature: LeRobotFeature, shown: str) -> np.ndarray:
-    """The messages of each row as one JSON text: a list of dicts. A null is an empty list."""
+    """Return the messages of each row as one JSON text: a list of dicts. A null is an empty list."""
     types: Any = import_package("pyarrow", "parquet", "LeRobot data sets").types
     if not types.is_list(column.type) and not types.is_large_list(column.type) and not types.is_null(column.type):
         raise DamagedFile(
@@ -106,7 +107,7 @@ def _convert_numbers(column: Any, feature: LeRobotFeature, shown: str, episode: 
 
 
 def cast_numbers(raw: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers with another dtype, and a bool for each: whether it is still the same number.
+    """Return numbers with another dtype, and a bool for each: whether it is still the same number.
 
     Floats of another width are rounded, which counts as the same. A finite number that becomes infinite does not.
 
@@ -129,7 +130,7 @@ def cast_numbers(raw: np.ndarray, dtype: np.dtype[Any]) -> tuple[np.ndarray, np.
 
 
 def _find_odd_row(column: Any, size: int, episode: np.ndarray | None) -> str:
-    """Where the first row with another number of values is, for a message."""
+    """Return where the first row with another number of values is, for a message."""
     for row, value in enumerate(column.to_pylist()):
         if value is None or _count(value) != size:
             if episode is None:
@@ -166,7 +167,7 @@ class LeRobotRows:
 
 
 def read_rows(folder: LeRobotFolder, tolerance_s: float) -> LeRobotRows:
-    """The rows of all files. A file that cannot be read is reported in `lost_files`."""
+    """Return the rows of all files. A file that cannot be read is reported in `lost_files`."""
     wanted = [feature for feature in folder.features.values() if not feature.is_picture]
     known = {feature.name for feature in wanted}
     wanted += [LeRobotFeature(name, _DEFAULT_DTYPES[name], (1,)) for name in DEFAULT_COLUMNS if name not in known]
@@ -222,7 +223,7 @@ _DEFAULT_DTYPES = dict(zip(DEFAULT_COLUMNS, ("float32", "int64", "int64", "int64
 def _read_file(
     folder: LeRobotFolder, name: str, wanted: list[LeRobotFeature], extra: dict[str, None]
 ) -> dict[str, np.ndarray]:
-    """The wanted columns of a file. Columns that `meta/info.json` does not name are added to `extra`."""
+    """Return the wanted columns of a file. Columns that `meta/info.json` does not name are added to `extra`."""
     arrow: Any = import_package("pyarrow", "parquet", "LeRobot data sets")
     shown = f"{redact.show(folder.path)}/{name}"
     try:
@@ -256,7 +257,7 @@ _INDEX = LeRobotFeature("episode_index", "int64", (1,))
 def _find_faults(
     rows: LeRobotRows, folder: LeRobotFolder, names: list[str], tolerance_s: float, starts: np.ndarray
 ) -> None:
-    """Notes episodes whose frames are not numbered 0, 1, 2, ..., or whose rows are not 1 / fps seconds apart."""
+    """Note episodes whose frames are not numbered 0, 1, 2, ..., or whose rows are not 1 / fps seconds apart."""
     frame, seconds = rows.columns["frame_index"], rows.columns["timestamp"].astype(np.float64)
     expected = np.arange(len(frame)) - np.repeat(starts, rows.lengths)
     steps = np.diff(seconds, prepend=0.0)

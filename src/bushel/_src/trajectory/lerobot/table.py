@@ -50,7 +50,7 @@ class Span:
 
 
 def find_overlaps(spans: Sequence[Span], fps: float, tolerance_s: float = 1e-4) -> dict[int, str]:
-    """What is wrong with the spans of the episodes of one video file, by episode. Empty if nothing is.
+    """Return what is wrong with the spans of the episodes of one video file, by episode. Empty if nothing is.
 
     The frames of an episode must lie within its span, and the spans of episodes must follow each other in the order of
     the episodes, as lerobot writes them. All of it holds within half the time between two rows plus `tolerance_s`:
@@ -89,7 +89,7 @@ def find_overlaps(spans: Sequence[Span], fps: float, tolerance_s: float = 1e-4) 
 def align_frames(
     seconds: np.ndarray, numbers: np.ndarray, fps: float, start_s: float, times: np.ndarray, tolerance_s: float
 ) -> np.ndarray:
-    """The number of the frame of each row of an episode. Raises ValueError, which says what does not fit.
+    """Return the number of the frame of each row of an episode. Raise ValueError, which says what does not fit.
 
     Args:
       seconds: the column `timestamp` of the rows.
@@ -134,7 +134,7 @@ def align_frames(
 
 
 def _find_nearest(times: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The number of the nearest time for each wanted one; the earlier of two that are equally near."""
+    """Return the number of the nearest time for each wanted one; the earlier of two that are equally near."""
     after = np.clip(np.searchsorted(times, np.nan_to_num(wanted)), 0, len(times) - 1)
     before = np.maximum(after - 1, 0)
     return np.where(np.abs(times[before] - wanted) <= np.abs(times[after] - wanted), before, after)
@@ -153,7 +153,7 @@ def open_table(
     on_error: BadEpisodes = "raise",
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Episodes:
-    """The table of a data set, from the cache folder if it is there. Its columns are named as the features.
+    """Return the table of a data set, from the cache folder if it is there. Its columns are named as the features.
 
     `task` has the text of each row. `numbers` of the table are the `episode_index` of its episodes.
     """
@@ -230,12 +230,12 @@ def _build(folder: LeRobotFolder, tolerance_s: float, on_error: BadEpisodes) -> 
 
 
 def _show_first(sentences: Sequence[str]) -> str:
-    """The first fault, and how many faults there are if it is not the only one."""
+    """Return the first fault, and how many faults there are if it is not the only one."""
     return sentences[0] if len(sentences) == 1 else f"{sentences[0]} There are {len(sentences)} such faults."
 
 
 def _report_lengths(rows: LeRobotRows, folder: LeRobotFolder) -> None:
-    """Warns where `meta` says another length than the rows have. The rows count."""
+    """Warn where `meta` says another length than the rows have. The rows count."""
     lengths = dict(zip(rows.episodes.tolist(), rows.lengths.tolist()))
     other = [
         (episode, facts.get("length"), lengths.get(episode, 0))
@@ -253,7 +253,7 @@ def _report_lengths(rows: LeRobotRows, folder: LeRobotFolder) -> None:
 
 
 def _find_unknown_tasks(rows: LeRobotRows, folder: LeRobotFolder) -> None:
-    """Notes episodes with a `task_index` that has no text. A data set without a file of tasks has no texts at all."""
+    """Note episodes with a `task_index` that has no text. A data set without a file of tasks has no texts at all."""
     try:
         known = folder.tasks
     except FileNotFoundError:
@@ -317,7 +317,7 @@ class _Videos:
                     self._align(episode, camera.name, wanted[episode, camera.name], own, errors)
 
     def _check_spans(self, wanted: Mapping[tuple[int, str], VideoPlace]) -> list[tuple[int, str]]:
-        """Notes the episodes and cameras whose spans in one file do not follow each other, and returns them."""
+        """Note the episodes and cameras whose spans in one file do not follow each other, and returns them."""
         lengths = dict(zip(self._rows.episodes.tolist(), self._rows.lengths.tolist()))
         files: dict[tuple[str, str], list[Span]] = {}
         for (episode, camera), place in wanted.items():
@@ -332,7 +332,7 @@ class _Videos:
         return found
 
     def _open(self, paths: set[str]) -> dict[str, str]:
-        """Reads the packet tables of files. Returns what is wrong with files that cannot be read."""
+        """Read the packet tables of files. Return what is wrong with files that cannot be read."""
         errors: dict[str, str] = {}
         names = sorted(paths)
         progress = Progress("videos of the data set", len(names), unit="files")
@@ -359,7 +359,7 @@ class _Videos:
             return file.size, str(error)
 
     def _find_shape(self, camera: LeRobotFeature, wanted: Mapping[tuple[int, str], VideoPlace]) -> tuple[int, int, int]:
-        """The size of a camera's frames: as `meta` says if a file has it, else that of the first file."""
+        """Return the size of a camera's frames: as `meta` says if a file has it, else that of the first file."""
         files = dict.fromkeys(place.path for (_, name), place in wanted.items() if name == camera.name)
         streams = [table.stream for table in (self.tables[self.names[file]] for file in files) if table is not None]
         sizes = [(stream.height, stream.width) for stream in streams]
@@ -443,7 +443,7 @@ def _make_table(
 
 
 def _make_tasks(folder: LeRobotFolder, numbers: np.ndarray) -> Texts | Numbers:
-    """The text of each row's task. Without a file of tasks all texts are empty."""
+    """Return the text of each row's task. Without a file of tasks all texts are empty."""
     distinct, codes = np.unique(numbers, return_inverse=True)
     with contextlib.suppress(FileNotFoundError):
         known = folder.tasks

@@ -52,7 +52,9 @@ def make_oxe_dataset_kwargs(
     load_language: bool = True,
     action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
 ) -> dict[str, Any]:
-    """The arguments of `make_dataset_from_rlds` for a data set, with the names and defaults of OpenVLA's function."""
+    """Return the arguments of `make_dataset_from_rlds` for a data set, with the names and defaults of OpenVLA's
+    function.
+    """
     loaded = (load_camera_views, load_depth, load_proprio, load_language)
     return PROJECT.make_dataset_kwargs(
         dataset_name, data_root_dir, *loaded, action_proprio_normalization_type=action_proprio_normalization_type
@@ -69,7 +71,7 @@ def get_oxe_dataset_kwargs_and_weights(
     load_language: bool = True,
     action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
 ) -> tuple[list[dict[str, Any]], list[float]]:
-    """The arguments and weights of a mixture, with the names and defaults of OpenVLA's function."""
+    """Return the arguments and weights of a mixture, with the names and defaults of OpenVLA's function."""
     loaded = (load_camera_views, load_depth, load_proprio, load_language)
     return PROJECT.make_kwargs_and_weights(
         mixture_spec, data_root_dir, *loaded, action_proprio_normalization_type=action_proprio_normalization_type

@@ -54,7 +54,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {"filter_success_droid": filter_succ
 
 @functools.cache
 def read_table(name: str) -> Any:
-    """The content of a JSON file of this package."""
+    """Return the content of a JSON file of this package."""
     return json.loads(
         importlib.resources.files("bushel._src.trajectory.oxe").joinpath(name).read_text(encoding="utf-8")
     )
@@ -77,7 +77,7 @@ class Registry(dict[str, Any]):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """A sentence with the names that are nearest to an unknown one, or with some of them.
+    """Return a sentence with the names that are nearest to an unknown one, or with some of them.
 
     >>> suggest("rtx_franca", ["rtx", "rtx_franka", "bridge"])
     "Did you mean 'rtx_franka'?"
@@ -125,7 +125,7 @@ class Project:
         force_recompute_dataset_statistics: bool = False,
         action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
     ) -> dict[str, Any]:
-        """The arguments of `make_dataset_from_rlds` for a data set; see `make_oxe_dataset_kwargs`."""
+        """Return the arguments of `make_dataset_from_rlds` for a data set; see `make_oxe_dataset_kwargs`."""
         config = copy.deepcopy(dict(self.configs[name]))
         config["action_normalization_mask"] = self._find_mask(name, config)
         if self.is_openvla:
@@ -155,7 +155,7 @@ class Project:
         force_recompute_dataset_statistics: bool = False,
         action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
     ) -> tuple[list[dict[str, Any]], list[float]]:
-        """The arguments and the weights of a mixture; see `make_oxe_dataset_kwargs_and_weights`."""
+        """Return the arguments and the weights of a mixture; see `make_oxe_dataset_kwargs_and_weights`."""
         mix = self.mixes[data_mix] if isinstance(data_mix, str) else data_mix
         read_normalization_type(action_proprio_normalization_type)  # else a wrong one would remove all data sets
         arguments = (load_camera_views, load_depth, load_proprio, load_language)
@@ -179,7 +179,8 @@ class Project:
         return kwargs, list(weights.values())
 
     def get_function(self, name: str) -> Any:
-        """A standardisation by the name of its function in the original, for `from bushel.trajectory.oxe.octo import`.
+        """Return a standardisation by the name of its function in the original, for `from bushel.trajectory.oxe.octo
+        import`.
 
         An unknown name raises AttributeError.
         """
@@ -234,7 +235,9 @@ class Project:
             config.setdefault("proprio_obs_keys", {"primary": "proprio"})
 
     def _find_standardization(self, name: str) -> Function | Sequence[Any]:
-        """The `standardize_fn` of a data set: a ModuleSpec for ours, so that it can be saved; else what was added."""
+        """Return the `standardize_fn` of a data set: a ModuleSpec for ours, so that it can be saved; else what was
+        added.
+        """
         entry = self.transforms[name]
         for function, value in self.functions.items():
             if value is entry:
@@ -245,7 +248,7 @@ class Project:
 
 
 def check_mix(mix: Any) -> Mix:
-    """The pairs (name, weight) of a mixture, after a check of their types and weights.
+    """Return the pairs (name, weight) of a mixture, after a check of their types and weights.
 
     >>> check_mix([["bridge_dataset", 1]])
     [('bridge_dataset', 1)]
@@ -270,7 +273,7 @@ def load_project(
     is_octo: bool = False,
     is_openvla: bool = False,
 ) -> Project:
-    """The tables of a project, from the files of this package.
+    """Return the tables of a project, from the files of this package.
 
     Args:
       name: the name of the project in the files.
@@ -310,7 +313,7 @@ def load_project(
 
 
 def _make_function(transform: str) -> Callable[..., Any]:
-    """The standardisation of a key of `transforms.json`."""
+    """Return the standardisation of a key of `transforms.json`."""
     entry = read_table("transforms.json")[transform]
     if isinstance(entry, Mapping):
         return getattr(special_transforms, entry["function"])
@@ -320,7 +323,7 @@ def _make_function(transform: str) -> Callable[..., Any]:
 def _make_config(
     entry: Mapping[str, Any], action_encoding: type[enum.IntEnum], state_encoding: type[enum.IntEnum]
 ) -> dict[str, Any]:
-    """An entry of `OXE_DATASET_CONFIGS`, with members of the enums and functions instead of their names."""
+    """Return an entry of `OXE_DATASET_CONFIGS`, with members of the enums and functions instead of their names."""
     config = copy.deepcopy({"depth_obs_keys": _NO_DEPTH, **entry})
     config = {"image_obs_keys": config.pop("image_obs_keys"), **config}
     for name in _ENCODINGS:
@@ -352,7 +355,7 @@ def make_oxe_dataset_kwargs(
     *,
     source: ProjectName | None = None,
 ) -> dict[str, Any]:
-    """The arguments of `make_dataset_from_rlds` for a data set of Open X-Embodiment.
+    """Return the arguments of `make_dataset_from_rlds` for a data set of Open X-Embodiment.
 
     Args:
       name: the name of the data set. An unknown one raises KeyError, with the nearest known names.
@@ -398,7 +401,7 @@ def make_oxe_dataset_kwargs_and_weights(
     *,
     source: ProjectName | None = None,
 ) -> tuple[list[dict[str, Any]], list[float]]:
-    """The arguments of the data sets of a mixture, and their weights: for `make_interleaved_dataset`.
+    """Return the arguments of the data sets of a mixture, and their weights: for `make_interleaved_dataset`.
 
     A data set that does not have the asked camera views, or whose actions the project does not train on, is left out
     with a warning. Of a data set that is listed twice only the first entry counts. The originals do the same.
@@ -434,7 +437,7 @@ def make_oxe_dataset_kwargs_and_weights(
 def _choose_project(
     source: ProjectName | None, names: list[str], what: str, get_table: Callable[[Project], dict[str, Any]]
 ) -> Project:
-    """The project of this name. Without a name: the first project whose table has all of `names`."""
+    """Return the project of this name. Without a name: the first project whose table has all of `names`."""
     if source is not None:
         return load_tables(checks.choice(source, ProjectName, "source"))
     projects = [load_tables(project) for project in PROJECTS]
@@ -451,5 +454,5 @@ def _choose_project(
 
 
 def load_tables(project: str) -> Project:
-    """The tables of a project."""
+    """Return the tables of a project."""
     return importlib.import_module(f"bushel._src.trajectory.oxe.{project}").PROJECT

@@ -77,7 +77,7 @@ def follow_waypoints(trajectory: Mapping[str, Any]) -> Tree:
 
 
 def _find_spacing(trajectory: Mapping[str, Any]) -> float:
-    """The spacing of the last name in the table that occurs in the file path; 1 if none does."""
+    """Return the spacing of the last name in the table that occurs in the file path; 1 if none does."""
     path = get_path(trajectory, "traj_metadata|episode_metadata|file_path")
     first = path[0] if len(path) else b""
     text = first if isinstance(first, bytes) else str(first).encode()
@@ -114,7 +114,7 @@ def follow_finger_tips(trajectory: Mapping[str, Any]) -> Tree:
 
 
 def _move_to_next(values: np.ndarray) -> np.ndarray:
-    """The difference of each step to the next one; zeros for the last."""
+    """Return the difference of each step to the next one; zeros for the last."""
     return np.concatenate([values[1:] - values[:-1], np.zeros_like(values[:1])])
 
 

@@ -40,12 +40,12 @@ _INFO = "dataset_info.json"
 
 
 def is_version(text: str) -> bool:
-    """Whether a text has the form "1.0.0"."""
+    """Return whether a text has the form "1.0.0"."""
     return _VERSION.fullmatch(text) is not None
 
 
 def find_folder(name: str, data_dir: Path, options: Options | None = None) -> str:
-    """The folder of a data set: below `data_dir`, or `data_dir` itself.
+    """Return the folder of a data set: below `data_dir`, or `data_dir` itself.
 
     Args:
       name: "name", "name/config", with "/1.0.0" or ":1.0.0" after it for a version.
@@ -74,7 +74,7 @@ def find_folder(name: str, data_dir: Path, options: Options | None = None) -> st
 
 
 def _check_folder(folder: str, name: str, version: str, options: Options | None) -> str:
-    """Returns the folder after a check that it holds the named data set."""
+    """Return the folder after a check that it holds the named data set."""
     info = read_json(f"{folder}/{_INFO}", options)
     stored = info["name"].text(), info["version"].text() if "version" in info else ""
     if stored[0] != name or (version and stored[1] != version):
@@ -87,7 +87,7 @@ def _check_folder(folder: str, name: str, version: str, options: Options | None)
 
 
 def _choose_config(name: str, base: str, options: Options | None) -> str | None:
-    """The default config of a data set, as TFDS has stored it, or its only config. None if it has no configs."""
+    """Return the default config of a data set, as TFDS has stored it, or its only config. None if it has no configs."""
     configs = [config for config in _list_folders(base, "*/*", options) if not config.startswith(".")]
     if len(configs) > 1:
         with contextlib.suppress(FileNotFoundError):
@@ -111,7 +111,7 @@ def _has_info(folder: str, options: Options | None) -> bool:
 
 
 def _list_folders(base: str, depth: str, options: Options | None) -> list[str]:
-    """The names of the folders in `base` that hold a data set, `depth` ("*" or "*/*") levels down."""
+    """Return the names of the folders in `base` that hold a data set, `depth` ("*" or "*/*") levels down."""
     if not is_url(base):
         paths = glob.glob(f"{depth}/{_INFO}", root_dir=base)
     else:
@@ -197,7 +197,7 @@ class EpisodeFeatures:
 
 
 def parse_features(spec: JsonEntry, where: str) -> EpisodeFeatures:
-    """The leaves that a `features.json` describes."""
+    """Return the leaves that a `features.json` describes."""
     entries = dict(spec["featuresDict"]["features"].items()) if "features" in (spec.get("featuresDict") or ()) else {}
     if "type" in spec and not entries:
         raise ValueError(
@@ -271,7 +271,9 @@ class Values:
         self._record, self._located, self._where = record, located, where
 
     def count_steps(self, leaf: FeatureLeaf) -> int | None:
-        """The number of steps that the stored values of a leaf are for; None if the values do not determine it."""
+        """Return the number of steps that the stored values of a leaf are for; None if the values do not determine
+        it.
+        """
         if len(leaf.lengths) > 1:
             return len(self._numbers(f"{leaf.name}/ragged_row_lengths_0", leaf))
         per_step = int(np.prod(leaf.stored_shape, dtype=np.int64))
@@ -282,7 +284,7 @@ class Values:
         return (0 if values is None else len(values)) // per_step
 
     def places(self, leaf: FeatureLeaf) -> np.ndarray:
-        """The places of the byte strings of a leaf in the record: (start, size)."""
+        """Return the places of the byte strings of a leaf in the record: (start, size)."""
         entry = self._located.get(leaf.stored_name)
         if entry is None:
             raise self.wrong(leaf, "The record does not have it.")
@@ -293,14 +295,14 @@ class Values:
         return entry.places
 
     def frames(self, leaf: FeatureLeaf, steps: int) -> np.ndarray:
-        """The places of a leaf that is one image per step."""
+        """Return the places of a leaf that is one image per step."""
         places = self.places(leaf)
         if len(places) != steps:
             raise self.wrong(leaf, f"{len(places)} images are stored for {steps} steps.")
         return places
 
     def read(self, leaf: FeatureLeaf, steps: int | None, *, unpack: bool) -> Any:
-        """The value of a leaf with a leading axis of `steps`; or of a leaf of the whole episode, with None.
+        """Return the value of a leaf with a leading axis of `steps`; or of a leaf of the whole episode, with None.
 
         Sequences inside steps are one array if their lengths are declared, else an array of arrays.
         """
@@ -319,7 +321,7 @@ class Values:
         return rows
 
     def _read_rows(self, leaf: FeatureLeaf, count: int, *, unpack: bool) -> np.ndarray:
-        """The stored values, each with its shape. There must be `count` of them, or any number for -1."""
+        """Return the stored values, each with its shape. There must be `count` of them, or any number for -1."""
         if leaf.kind == "numbers":
             flat = _cast(self._numbers(leaf.stored_name, leaf), leaf.dtype)
         else:
@@ -337,7 +339,9 @@ class Values:
             raise self.wrong(leaf, f"{len(flat)} values are stored, which do not make {count} of {shape}.") from None
 
     def _unpack(self, leaf: FeatureLeaf, flat: np.ndarray, count: int, *, unpack: bool) -> Any:
-        """Arrays that are stored as bytes: the bytes, or with `unpack` the arrays, stacked if they have one shape."""
+        """Return arrays that are stored as bytes: the bytes, or with `unpack` the arrays, stacked if they have one
+        shape.
+        """
         if 0 <= count != len(flat):
             raise self.wrong(leaf, f"{len(flat)} values are stored, but there should be {count}.")
         if not unpack:
@@ -381,7 +385,7 @@ class Values:
         return entry.numbers
 
     def wrong(self, leaf: FeatureLeaf, sentence: str) -> DamagedFile:
-        """The error for a leaf that differs from its declaration."""
+        """Return the error for a leaf that differs from its declaration."""
         return DamagedFile(f"{self._where}: {leaf.name} is not what features.json says. {sentence}")
 
 
@@ -391,7 +395,7 @@ def _cast(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _make_default(leaf: FeatureLeaf) -> Any:
-    """The value that TFDS returns for an optional leaf that a record does not have."""
+    """Return the value that TFDS returns for an optional leaf that a record does not have."""
     if leaf.kind == "strings":
         return np.full(leaf.shape, b"", object) if leaf.shape else b""
     kind = np.dtype(leaf.dtype)

@@ -68,7 +68,7 @@ class EpisodeIndex:
 
 
 def join_indices(parts: Sequence[EpisodeIndex]) -> EpisodeIndex:
-    """The indices of several files as one index."""
+    """Return the indices of several files as one index."""
     if len(parts) == 1:
         return parts[0]
     return EpisodeIndex(
@@ -80,7 +80,7 @@ def join_indices(parts: Sequence[EpisodeIndex]) -> EpisodeIndex:
 
 
 def count_stored_steps(values: Values, features: EpisodeFeatures) -> int:
-    """The number of steps of an episode, from the first leaf whose stored values determine it."""
+    """Return the number of steps of an episode, from the first leaf whose stored values determine it."""
     counts = (values.count_steps(leaf) for leaf in features.steps)
     return next((count for count in counts if count is not None), 0)
 
@@ -93,7 +93,7 @@ def index_episodes(
     cache_dir: Path | None = None,
     storage_options: Options | None = None,
 ) -> EpisodeIndex:
-    """The index of all records of a source. The index of a file comes from the cache, or the file is read."""
+    """Return the index of all records of a source. The index of a file comes from the cache, or the file is read."""
     folder = folders.open_folder(cache_dir or os.path.join(get_cache_folder(), "rlds"), storage_options)
     files = [source.file(number) for number in range(len(source.paths))]
     names = [f"{_name_index(file, features)}.npz" for file in files]
@@ -120,7 +120,7 @@ def _read_file(
     bar: Progress,
     before: int,
 ) -> EpisodeIndex:
-    """The index of one file, from all of its records."""
+    """Return the index of one file, from all of its records."""
 
     def read_record(record: int) -> tuple[int, np.ndarray, list[np.ndarray]]:
         data = source[record]
@@ -151,7 +151,10 @@ _NONE = np.zeros((0, 2), np.int64)
 
 
 def _find_rest(located: Mapping[str, Located], images: set[str]) -> np.ndarray:
-    """The ranges of a record that hold entries other than images, as (start, size). Adjacent ranges are merged."""
+    """Return the ranges of a record that hold entries other than images, as (start, size).
+
+    Adjacent ranges are merged.
+    """
     spans = sorted((entry.low, entry.high) for name, entry in located.items() if name not in images)
     merged: list[list[int]] = []
     for low, high in spans:
@@ -186,7 +189,7 @@ def _save(folder: Folder, name: str, index: EpisodeIndex) -> None:
 
 
 def _load(folder: Folder, name: str, count: int, features: EpisodeFeatures) -> EpisodeIndex | None:
-    """The index that an earlier run has saved; None if there is none, or if its file is damaged."""
+    """Return the index that an earlier run has saved; None if there is none, or if its file is damaged."""
     try:
         with np.load(
             io.BytesIO(checked_files.parse_bytes(folder.read(name), folder.shown(name))), allow_pickle=False
@@ -252,7 +255,7 @@ class RLDSBuilder(EpisodeBuilder):
         )
 
     def episodes(self, split: str = "all", *, images: Images = "lazy", unpack: bool = False) -> EpisodeSource:
-        """The episodes of a split, in the order of the files; see `RLDSEpisodes`.
+        """Return the episodes of a split, in the order of the files; see `RLDSEpisodes`.
 
         Args:
           split: "train", "all", "train[:95%]", "train[10:20]", "train+val" ..., with TFDS's syntax and rounding.
@@ -282,7 +285,7 @@ class RLDSBuilder(EpisodeBuilder):
         return RLDSEpisodes(RecordParts(source), records, self.features, f"{self.name}/{split}", images, unpack)
 
     def positions(self, split: str) -> np.ndarray:
-        """The positions of the episodes of a split among all episodes: int64."""
+        """Return the positions of the episodes of a split among all episodes: int64."""
         firsts = dict(zip(self.splits, np.cumsum([0, *self.splits.values()]).tolist()))
         return np.concatenate(
             [firsts[name] + np.arange(low, high) for name, low, high in parse_split(split, self._shards)]
@@ -329,14 +332,14 @@ class RLDSEpisodes:
         return [leaf.path for leaf in self._features.images]
 
     def describe(self, index: int) -> str:
-        """The episode and its file, for messages."""
+        """Return the episode and its file, for messages."""
         number, place = self._parts.source.locate(int(self._records[index]))
         return f"episode {index} of {self._name} (record {place} of {redact.show(self._parts.source.paths[number])})"
 
     def index(
         self, *, progress: Shown = True, cache_dir: Path | None = None, storage_options: Options | None = None
     ) -> Self:
-        """Finds the length of each episode and the places of its images, once. Returns the episodes themselves.
+        """Find the length of each episode and the places of its images, once. Return the episodes themselves.
 
         It reads all records of the files and compares their checksums. The result is kept in `cache_dir`, by default
         beside the indices of TFRecord files. Files that have changed are read again.
@@ -363,11 +366,11 @@ class RLDSEpisodes:
         return index
 
     def lengths(self) -> np.ndarray:
-        """The number of steps of each episode, from the index: int64."""
+        """Return the number of steps of each episode, from the index: int64."""
         return self._load_index().lengths[self._records]
 
     def frames(self, path: str) -> np.ndarray:
-        """The place of an image for each step of each episode: (record, start, size), int64, for `parts.read`.
+        """Return the place of an image for each step of each episode: (record, start, size), int64, for `parts.read`.
 
         Args:
           path: the leaf, one of `image_paths`.
@@ -391,7 +394,7 @@ class RLDSEpisodes:
         return self.__getitems__([place % len(self)])[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        """The episodes at `indices`, read together."""
+        """Return the episodes at `indices`, read together."""
         places = checks.positions(indices, len(self))
         records = self._records[places]
         index = self._index if self._images == "lazy" else None
@@ -402,7 +405,7 @@ class RLDSEpisodes:
         ]
 
     def _read_without_images(self, records: np.ndarray, index: EpisodeIndex) -> list[bytes]:
-        """The records without the entries that are images."""
+        """Return the records without the entries that are images."""
         counts = index.rest_counts[records]
         begins = np.cumsum(counts) - counts
         rows = np.arange(int(counts.sum())) + np.repeat(index.first_rest[records] - begins, counts)
@@ -445,7 +448,7 @@ class RLDSEpisodes:
         return to_objects([Encoded(self._parts, record, start, size) for start, size in places.tolist()])
 
     def fingerprint(self) -> Any:
-        """The versions of the files when they were opened, and the numbers of the records."""
+        """Return the versions of the files when they were opened, and the numbers of the records."""
         steps = np.flatnonzero(np.diff(self._records) != 1) + 1
         runs = [[int(run[0]), len(run)] for run in np.split(self._records, steps)]
         return ["rlds", self._parts.source.versions, runs, self._images, self._unpack]
@@ -462,7 +465,7 @@ class RLDSEpisodes:
 
 
 def _repeat(value: Any, length: int) -> np.ndarray:
-    """A value of the episode, once for each of its steps."""
+    """Return a value of the episode, once for each of its steps."""
     if isinstance(value, bytes):
         return np.full(length, value, object)
     return np.repeat(np.asarray(value)[None], length, axis=0)

@@ -50,17 +50,17 @@ class EpisodeEncoder:
         self._leaves: dict[tuple[str, ...], _LeafEncoder] = {}
 
     def facts(self) -> list[Any]:
-        """The dtypes and shapes of all leaves so far, as plain data for JSON."""
+        """Return the dtypes and shapes of all leaves so far, as plain data for JSON."""
         return [[list(keys), *leaf.facts()] for keys, leaf in self._leaves.items()]
 
     def restore(self, facts: list[Any]) -> None:
-        """Restores what `facts` has returned, so that more episodes can be added to those written before."""
+        """Restore what `facts` has returned, so that more episodes can be added to those written before."""
         self._leaves = {tuple(keys): _LeafEncoder(tuple(keys)) for keys, *_ in facts}
         for keys, *known in facts:
             self._leaves[tuple(keys)].restore(*known)
 
     def merge(self, facts: list[Any]) -> None:
-        """Adds what another encoder, of other episodes of the same data set, has found out (`facts`)."""
+        """Add what another encoder, of other episodes of the same data set, has found out (`facts`)."""
         other = EpisodeEncoder("png")
         other.restore(facts)
         if other._leaves.keys() != self._leaves.keys():
@@ -69,7 +69,7 @@ class EpisodeEncoder:
             self._leaves[keys].merge(leaf)
 
     def encode(self, episode: Mapping[str, Any], where: str) -> bytes:
-        """An episode as a `tf.train.Example`."""
+        """Return an episode as a `tf.train.Example`."""
         if not isinstance(episode, Mapping) or not isinstance(episode.get("steps"), Mapping):
             raise ValueError(
                 f"{where}: an episode must be a dict with 'steps', a dict of arrays, got {episode!r:.100}."
@@ -97,7 +97,7 @@ class EpisodeEncoder:
         return encode_example(stored)
 
     def _encode_images(self, values: np.ndarray, keys: tuple[str, ...], where: str) -> np.ndarray:
-        """Encodes arrays that are images, and reads handles of images. Other arrays stay as they are."""
+        """Encode arrays that are images, and read handles of images. Other arrays stay as they are."""
         if values.dtype.hasobject:
             contents = read_all(values.ravel().tolist())
             if any(content.startswith(MAGIC) for content in contents):
@@ -120,7 +120,7 @@ class EpisodeEncoder:
         return formats.get(path, "png") if isinstance(formats, Mapping) else formats
 
     def _encode_pixels(self, content: bytes, keys: tuple[str, ...], where: str) -> bytes:
-        """A frame that its file holds as an array of pixels, encoded. Other images stay as they are."""
+        """Return a frame that its file holds as an array of pixels, encoded. Other images stay as they are."""
         if not content.startswith(MAGIC):
             return content
         pixels = unpack_pixels(content)
@@ -128,7 +128,7 @@ class EpisodeEncoder:
         return encode_image(pixels, self._choose_format(keys) if pixels.dtype == np.uint8 else "png", where)
 
     def features(self) -> dict[str, Any]:
-        """The content of `features.json`."""
+        """Return the content of `features.json`."""
         top = {key: _describe(entry) for key, entry in nest_leaves(self._leaves).items()}
         top["steps"] = _feature("dataset_feature.Dataset", "sequence", {"feature": top["steps"], "length": "-1"})
         return _feature("features_dict.FeaturesDict", "featuresDict", {"features": top})
@@ -187,7 +187,7 @@ class _LeafEncoder:
             self._image = [old if old == new else None for old, new in zip(self._image, facts)]
 
     def spec(self) -> dict[str, Any]:
-        """The entry of this leaf in `features.json`."""
+        """Return the entry of this leaf in `features.json`."""
         assert self._dtype is not None
         if not self._dtype.hasobject:
             return self._tensor(self._dtype.name)
@@ -216,7 +216,7 @@ def _describe(entry: Any) -> dict[str, Any]:
 
 
 def _make_array(value: Any, where: str) -> np.ndarray:
-    """A value as an array of numbers, or as an array of objects: bytes and handles."""
+    """Return a value as an array of numbers, or as an array of objects: bytes and handles."""
     parts = value if isinstance(value, (list, tuple)) else (value,)
     if any(isinstance(part, np.ma.MaskedArray) for part in parts):
         raise TypeError(
@@ -241,7 +241,7 @@ def _make_array(value: Any, where: str) -> np.ndarray:
 
 
 def _unpack_floats(contents: Sequence[bytes], where: str) -> np.ndarray | None:
-    """Frames of other numbers than uint8 and uint16, which no image format stores, as one array. Else None."""
+    """Return frames of other numbers than uint8 and uint16, which no image format stores, as one array. Else None."""
     frames = [unpack_pixels(content) if content.startswith(MAGIC) else None for content in contents]
     kinds = {str(frame.dtype) for frame in frames if frame is not None}
     if kinds <= {"uint8", "uint16"}:
@@ -253,7 +253,7 @@ def _unpack_floats(contents: Sequence[bytes], where: str) -> np.ndarray | None:
 
 
 def encode_image(pixels: np.ndarray, kind: ImageFormat, where: str) -> bytes:
-    """Encodes pixels as an image."""
+    """Encode pixels as an image."""
     images = import_package("PIL.Image", "robots", "Encoded images")
     if kind == "jpeg" and (pixels.dtype != np.uint8 or pixels.shape[-1] == 4):
         raise ValueError(f"{where}: {pixels.dtype} of {list(pixels.shape)} cannot be a JPEG image. Choose 'png'.")
@@ -264,7 +264,9 @@ def encode_image(pixels: np.ndarray, kind: ImageFormat, where: str) -> bytes:
 
 
 def _read_header(data: bytes) -> tuple[str, str, int, int, int] | None:
-    """Format, dtype, height, width and channels of a PNG or JPEG image, by its header; None for anything else."""
+    """Return format, dtype, height, width and channels of a PNG or JPEG image, by its header; None for anything
+    else.
+    """
     if data[:8] == _PNG and len(data) > 26:
         width, height, bits, colours = struct.unpack_from(">IIBB", data, 16)
         return "png", "uint16" if bits == 16 else "uint8", height, width, {0: 1, 2: 3, 4: 2, 6: 4}.get(colours, 3)
@@ -299,7 +301,7 @@ def write_rlds(
     image_format: ImageFormat | Mapping[str, ImageFormat] = "png",
     storage_options: Options | None = None,
 ) -> Written:
-    """Writes episodes as an RLDS data set that `RLDSBuilder` and TFDS read.
+    """Write episodes as an RLDS data set that `RLDSBuilder` and TFDS read.
 
     An episode is `{"steps": tree, "episode_metadata": tree}`, and may have more entries. The arrays in `steps` have a
     leading axis of steps. All episodes have the same leaves. Numbers are stored as TFDS stores them: float64 with the
@@ -350,7 +352,7 @@ def write_rlds(
 
 
 def write_info(folder: Folder, columns: EpisodeEncoder, info: Mapping[str, Any]) -> None:
-    """Writes the two files that make a folder of records a data set."""
+    """Write the two files that make a folder of records a data set."""
     for file, content in ((FEATURES, columns.features()), (INFO, info)):
         folder.write(file, json.dumps(content, indent=2).encode())
 
@@ -379,7 +381,7 @@ def _written(
     file_format: str,
     columns: EpisodeEncoder,
 ) -> dict[str, Any]:
-    """Writes the files of a split. Returns its entry in `dataset_info.json`."""
+    """Write the files of a split. Return its entry in `dataset_info.json`."""
     total = len(episodes) if isinstance(episodes, Sized) else None
     if total is None and shards > 1:
         raise ValueError(
@@ -408,7 +410,7 @@ def _written(
 
 
 def split_entry(split: str, template: str, counts: Iterable[int], size_bytes: int) -> dict[str, Any]:
-    """The entry of a split in `dataset_info.json`."""
+    """Return the entry of a split in `dataset_info.json`."""
     lengths = [str(count) for count in counts]
     return {"filepathTemplate": template, "name": split, "numBytes": str(size_bytes), "shardLengths": lengths}
 

@@ -19,22 +19,24 @@ class Panel:
         self._module: Any = importlib.import_module(f"bushel._src.view.panels.{name}")
 
     def routes(self, session: Session) -> Routes:
-        """The panel's functions by name."""
+        """Return the panel's functions by name."""
         return self._module.routes(session)
 
     def about(self, session: Session) -> Any:
-        """What the page knows of the panel when it opens (`info.panels[NAME]`): quick to find, without reading."""
+        """Return what the page knows of the panel when it opens (`info.panels[NAME]`): quick to find, without
+        reading.
+        """
         about = getattr(self._module, "about", None)
         return {} if about is None else about(session)
 
 
 def load() -> list[Panel]:
-    """All panels."""
+    """Return all panels."""
     return [Panel(name) for name in PANELS]
 
 
 def describe_session(session: Session) -> dict[str, Any]:
-    """What the page knows when it opens: the target, the steps, and what each panel says of itself."""
+    """Return what the page knows when it opens: the target, the steps, and what each panel says of itself."""
     described = session.describe() | {"panels": {panel.name: panel.about(session) for panel in load()}}
     if described["first"] == "elements" and described["panels"]["robots"]["applies"]:
         described["first"] = "robots"  # what a policy is trained with

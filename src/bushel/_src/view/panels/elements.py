@@ -35,7 +35,7 @@ COMPARED = 16
 
 
 def list_names(source: Any) -> Names:
-    """The names that a source knows: of `ClassLabel` features, of TFDS's files, of `classes` of an image folder.
+    """Return the names that a source knows: of `ClassLabel` features, of TFDS's files, of `classes` of an image folder.
 
     >>> class Pets:
     ...     classes = ["cat", "dog"]
@@ -63,7 +63,10 @@ def _is_names(value: Any) -> bool:
 
 
 def _walk(features: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The features of a `datasets.Features` that hold no others, by path. A list of a feature counts as the feature."""
+    """Yield the features of a `datasets.Features` that hold no others, by path.
+
+    A list of a feature counts as the feature.
+    """
     if isinstance(features, Mapping):
         for name, feature in features.items():
             yield from _walk(feature, f"{path}/{name}" if path else str(name))
@@ -76,7 +79,7 @@ def _walk(features: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _read_parquet(source: ParquetDataSource) -> Names:
-    """The names in the metadata that the package `datasets` writes into Parquet files."""
+    """Return the names in the metadata that the package `datasets` writes into Parquet files."""
     file = open_parquet(file_access.open_file(source._paths[0], source._options), {})
     text = (file.schema_arrow.metadata or {}).get(b"huggingface", b"{}")
     features = json.loads(text).get("info", {}).get("features", {})
@@ -96,7 +99,7 @@ class ClassNames:
         self._known: dict[int, Names] = {}
 
     def find(self, number: int, index: int, element: Any) -> Names:
-        """The names for the labels of the element at `index` after a step, by the path of the label."""
+        """Return the names for the labels of the element at `index` after a step, by the path of the label."""
         node = self._session.step(number).node
         leaves = [one for one in _ancestors(node) if isinstance(one, SourceNode)]
         if len(leaves) != 1:  # sources that are mixed may number their classes differently
@@ -120,7 +123,7 @@ class ClassNames:
     def _list_unchanged(
         self, number: int, index: int, there: Mapping[str, np.ndarray], leaves: Sequence[SourceNode]
     ) -> list[str]:
-        """The paths whose labels equal those of the records of the element."""
+        """Return the paths whose labels equal those of the records of the element."""
         try:
             records = self._session.origin(number, index).records[:COMPARED]
             by_name = {leaf.origin(0).source: leaf.source for leaf in leaves if leaf.length}
@@ -150,13 +153,13 @@ def _ancestors(node: Node) -> Iterator[Node]:
 
 
 def _calls_user(node: Node) -> bool:
-    """Whether a step calls a function of the user's, which may change a label."""
+    """Return whether a step calls a function of the user's, which may change a label."""
     fields = vars(node)
     return any(fields.get(name) is not None for name in ("transform", "operation", "batch_fn", "function", "dataset"))
 
 
 def _find_labels(element: Any, path: str) -> np.ndarray | None:
-    """The whole numbers at a path of an element; None if there are none."""
+    """Return the whole numbers at a path of an element; None if there are none."""
     value = element
     for name in path.split("/"):
         if isinstance(value, Mapping) and name in value:
@@ -172,7 +175,9 @@ def _find_labels(element: Any, path: str) -> np.ndarray | None:
 
 
 def name_folder(session: Session, number: int, element: Any) -> str | None:
-    """The folder of the file that an element is, if the folders of a `FileDataSource` are classes; None otherwise."""
+    """Return the folder of the file that an element is, if the folders of a `FileDataSource` are classes; None
+    otherwise.
+    """
     leaves = [one for one in _ancestors(session.step(number).node) if isinstance(one, SourceNode)]
     if not leaves or not all(isinstance(leaf.source, FileDataSource) for leaf in leaves):
         return None
@@ -231,7 +236,7 @@ def routes(session: Session) -> Routes:
 
 
 def count_rows(session: Session, number: int, element: Any) -> int | None:
-    """How many rows the element has that can be shown one by one; None if it is not a batch."""
+    """Return how many rows the element has that can be shown one by one; None if it is not a batch."""
     rows = find_batch_size(element)
     if rows is None or session.step(number).is_batched:
         return rows
@@ -246,7 +251,7 @@ def _is_image(leaf: Any) -> bool:
 
 
 def describe_reading(reading: ElementReading) -> dict[str, Any]:
-    """What the page knows of a reading beside the element."""
+    """Return what the page knows of a reading beside the element."""
     progress = reading.progress
     return {
         "index": reading.index,
@@ -258,7 +263,7 @@ def describe_reading(reading: ElementReading) -> dict[str, Any]:
 
 
 def describe_step(session: Session, number: int) -> dict[str, Any]:
-    """How many elements a step has, and whether each is reached at once."""
+    """Return how many elements a step has, and whether each is reached at once."""
     step = session.step(number)
     length = {"length": step.length, "endless": step.is_endless}
     return {"step": step.number, **length, "stream": step.is_stream, "seekable": session.is_seekable(number)}

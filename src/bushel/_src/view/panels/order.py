@@ -24,7 +24,7 @@ READ = 64
 
 
 def about(session: Session) -> dict[str, Any]:
-    """Whether there is a pipeline."""
+    """Return whether there is a pipeline."""
     return {"applies": bool(session.steps), "outputs": OUTPUTS}
 
 
@@ -123,7 +123,10 @@ def routes(session: Session) -> Routes:
 
 
 def _read_elements(session: Session, query: Query, step: int | None = None) -> Iterator[Any]:
-    """Some elements of the first epoch after a step, without those that fail. A stream that takes long ends earlier."""
+    """Yield some elements of the first epoch after a step, without those that fail.
+
+    A stream that takes long ends earlier.
+    """
     chosen = query.integer("step", -1) if step is None else step
     first, count = query.integer("index", 0, low=0), query.integer("outputs", READ, low=1, high=1000)
     length = session.step(chosen).length

@@ -22,7 +22,7 @@ from bushel._src.view.session import Query, Routes, Session
 
 
 def find_file(source: Any, record: int) -> tuple[str, int] | None:
-    """The file that holds a record, without secrets in its address, and the record's position in it.
+    """Return the file that holds a record, without secrets in its address, and the record's position in it.
 
     None for sources that do not know it, such as arrays in memory. Nothing is read.
 
@@ -57,7 +57,7 @@ class Passage:
 
 
 def trace(node: MapNode, index: int) -> list[Passage]:
-    """The passages of an element, from the last step to the sources. By arithmetic: nothing is read.
+    """Return the passages of an element, from the last step to the sources. By arithmetic: nothing is read.
 
     >>> import bushel
     >>> ds = bushel.MapDataset.range(10)[::2].batch(2)
@@ -81,7 +81,7 @@ def trace(node: MapNode, index: int) -> list[Passage]:
 
 
 def describe_draw(node: MapNode) -> str:
-    """How a step draws random numbers or numbers its elements; "" for a step that does neither."""
+    """Return how a step draws random numbers or numbers its elements; "" for a step that does neither."""
     if isinstance(node, RandomMapElements):
         return f"draws from the generator of seed {node.seed} and this index"
     if isinstance(node, MapElementsWithIndex):
@@ -90,7 +90,7 @@ def describe_draw(node: MapNode) -> str:
 
 
 def describe_file(leaves: Iterable[Node], record: SourceRecord) -> dict[str, Any]:
-    """The file that holds a source record, and its position there; empty if the source does not know it."""
+    """Return the file that holds a source record, and its position there; empty if the source does not know it."""
     for leaf in leaves:
         if isinstance(leaf, SourceNode) and leaf.length and leaf.origin(0).source == record.source:
             found = find_file(leaf.source, record.record)
@@ -107,7 +107,7 @@ RECORDS = 200
 
 
 def routes(session: Session) -> Routes:
-    """`records`: what an element is made of."""
+    """Record: what an element is made of."""
 
     def records(query: Query) -> dict[str, Any]:
         step = session.step(query.integer("step", -1))
@@ -136,7 +136,9 @@ def routes(session: Session) -> Routes:
 
 
 def find_steps(session: Session) -> dict[str, int]:
-    """The steps of the sources by the names that records have for them; without names that several sources share."""
+    """Return the steps of the sources by the names that records have for them; without names that several sources
+    share.
+    """
     named: dict[str, list[int]] = {}
     for step in session.steps:
         if not step.parents and isinstance(step.node, MapNode) and step.length != 0:
@@ -145,7 +147,7 @@ def find_steps(session: Session) -> dict[str, int]:
 
 
 def describe_passages(session: Session, node: MapNode, index: int) -> list[dict[str, Any]]:
-    """The way of an element through the steps, from the last one to the sources."""
+    """Return the way of an element through the steps, from the last one to the sources."""
     numbers = {id(step.node): step.number for step in session.steps}
     return [
         {

@@ -45,7 +45,7 @@ def routes(session: Session) -> Routes:
 
 
 def measure_steps(session: Session, seconds: int) -> dict[str, Any]:
-    """Reads the last step for some seconds, in this process and without workers, and times each step."""
+    """Read the last step for some seconds, in this process and without workers, and time each step."""
     last = session.step(-1).node
     stream = Elements(last) if isinstance(last, MapNode) else without_workers(last)
     timed = WithOptions(stream, DatasetOptions(execution_tracking_mode="stage_timing"))

@@ -37,12 +37,12 @@ _KEPT = 4
 
 
 def about(session: Session) -> dict[str, Any]:
-    """Whether the pipeline comes from robot episodes, or has elements with the names of robot data."""
+    """Return whether the pipeline comes from robot episodes, or has elements with the names of robot data."""
     return {"applies": bool(session.steps) and (comes_from_episodes(session.last.node) or _has_actions(session))}
 
 
 def _has_actions(session: Session) -> bool:
-    """Whether the shapes of elements are known, and have the names of robot data."""
+    """Return whether the shapes of elements are known, and have the names of robot data."""
     if any(step.node.own_class is not None for step in session.steps):
         return False  # a user's own dataset may read an element to say its shapes
     try:

@@ -8,7 +8,9 @@ from bushel._src.view.session import Query, Routes, Session
 
 
 def about(session: Session) -> dict[str, Any]:
-    """Whether there is a program to look at, whether it runs, and whether one may begin while the page is open."""
+    """Return whether there is a program to look at, whether it runs, and whether one may begin while the page is
+    open.
+    """
     attached = session.attached
     begun = attached is not None and attached.has_begun
     return {

@@ -14,7 +14,7 @@ from typing import Any, ForwardRef
 
 from bushel._src.base.public import find_module
 
-sys.path[:0] = [str(Path(__file__).parent.parent / "docs" / "_ext")]
+sys.path[:0] = [str(Path(__file__).parents[2] / "docs" / "_ext")]
 public_names = importlib.import_module("public_names")
 
 
