@@ -334,9 +334,10 @@ class TFDSDataSource:
             return stored
         try:
             return self._feature.decode("", stored, 0)
+        except TooLarge as error:
+            raise TooLarge(f"{self._name}: example {index} is not read: {error}") from error
         except (ValueError, LookupError, TypeError, ArithmeticError, zlib.error) as error:
-            kind = TooLarge if isinstance(error, TooLarge) else DamagedFile
-            raise kind(
+            raise DamagedFile(
                 f"{self._name}: example {index} does not match {self._described} ({type(error).__name__}: {error})."
             ) from error
 

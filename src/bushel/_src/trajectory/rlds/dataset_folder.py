@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bushel._src.base import redact
-from bushel._src.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile, TooLarge
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import file_access
 from bushel._src.sources.decompression import decompress_zlib
@@ -356,6 +356,8 @@ class Values:
                 np.frombuffer(decompress_zlib(value) if leaf.encoding == "zlib" else value, leaf.dtype).reshape(shape)
                 for value, shape in zip(flat, np.reshape(shapes, (len(flat), len(leaf.shape))))
             ]
+        except TooLarge as error:
+            raise TooLarge(f"{self._where}: a value of {leaf.name} is not read: {error}") from None
         except (zlib.error, ValueError) as error:
             raise self.wrong(leaf, f"A value cannot be unpacked: {error}.") from error
         return np.stack(rows) if len({row.shape for row in rows}) == 1 else to_objects(rows)
