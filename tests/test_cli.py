@@ -264,7 +264,8 @@ def test_a_worker_that_was_killed_is_an_error(when, tmp_path):
     with pytest.raises(ChildProcessError) as error:
         convert(tmp_path / "in.bag", tmp_path / "out.parquet", shards=2, workers=2, progress=kill)
     assert re.fullmatch(
-        rf"Worker process {killed[0]} was killed by SIGKILL while it wrote {tmp_path}/out-0000[01]-of-00002.parquet"
+        rf"Worker process {killed[0]} was killed by SIGKILL before it had written "
+        rf"{tmp_path}/out-0000[01]-of-00002.parquet"
         r"[.\da-f]+part\. The system kills processes if memory runs out: .* use fewer workers\.",
         str(error.value),
     )

@@ -642,7 +642,7 @@ def test_a_selection_map_fails_at_its_element():
 def test_a_selection_map_must_choose_a_dataset_that_is_there():
     ds = MapDataset.select_from_datasets([ten(), ten()], WrongSelection())
     assert [ds[0], ds[1]] == [0, 1]
-    with pytest.raises(IndexError, match="it chose dataset 2 of 2") as raised:
+    with pytest.raises(IndexError, match=r"The selection map chose dataset 2, but there are 2 datasets\.") as raised:
         ds[2]
     assert raised.value.__notes__[0] == "bushel: select_from_datasets(WrongSelection) failed at its element 2."
 

@@ -344,7 +344,7 @@ def test_workers_that_die_before_they_have_begun_are_an_error(monkeypatch):
     with worker_pool(init=lambda index, count: kill_this_process()) as executor, open_on(numbers(20), executor) as it:
         says = (
             r"Worker processes keep dying before they finish anything: worker_init_fn=\S+ killed \d+ worker "
-            r"processes one after the other\. .*; the last one was killed by SIGKILL\."
+            r"processes one after the other\. .*\. The last one was killed by SIGKILL\."
         )
         with pytest.raises(bushel.WorkerDied, match=says):
             read_in_time(it)

@@ -380,7 +380,7 @@ def test_a_start_of_workers_that_raises_what_is_no_exception_is_an_error(error, 
     with iter(numbers(20).mp_prefetch(options(), worker_init_fn=init)) as it:
         outcome = in_time(lambda: next(it))
     assert isinstance(outcome, RuntimeError)
-    assert str(outcome) == f"worker_init_fn failed: it raised {error!r}."
+    assert str(outcome) == f"worker_init_fn failed. It raised {error!r}."
     assert capfd.readouterr().err == ""
 
 
@@ -389,7 +389,7 @@ def test_a_start_that_kills_workers_is_named():
         outcome = in_time(lambda: next(it))
     assert isinstance(outcome, bushel.WorkerDied)
     assert "worker_init_fn=leave killed" in str(outcome)
-    assert "so no kill from outside is likely to be the cause; the last one ended with exit code 7." in str(outcome)
+    assert "so no kill from outside is likely to be the cause. The last one ended with exit code 7." in str(outcome)
 
 
 def leave(index: int, count: int) -> None:

@@ -44,7 +44,7 @@ POISONED = {
 PROOF = (
     r"killed \d+ worker processes one after the other\. Each of them died while it did nothing else\. The pauses "
     r"between them grew to \d\.\d\d s, and (no other worker|\d+ others?) died meanwhile, so no kill from outside is "
-    r"likely to be the cause; the last one "
+    r"likely to be the cause\. The last one "
 )
 
 
@@ -209,7 +209,7 @@ def test_a_fault_of_the_workers_own_code_is_raised_the_first_time(capfd):
     with worker_pool(2, init=break_the_worker) as executor, open_on(numbers(100), executor) as it:
         with pytest.raises(KeyError, match="a fault in the worker's loop") as caught:
             read_in_time(it)
-        assert "a worker process failed at 'task', which is a fault of Bushel's" in notes_of(caught.value)
+        assert "A worker process failed at 'task', which is a fault of Bushel's" in notes_of(caught.value)
         assert executor.report().deaths <= 1
     assert "Traceback" not in capfd.readouterr().err
 

@@ -195,7 +195,7 @@ def test_a_zygote_that_gets_a_signal_while_it_starts_is_started_again(starter, h
 
 
 def test_a_zygote_that_is_killed_every_time_is_an_error_after_some_starts(starter):
-    said = r"helper process that forks its workers: it was killed by SIGKILL\. It was started 10 times in a row\."
+    said = r"helper process that forks its workers\. It was killed by SIGKILL\. It was started 10 times in a row\."
     with signalling(signal.SIGKILL, times=100) as hit, pytest.raises(RuntimeError, match=said):
         starter.start(fork=True)
     assert len(hit) == zygote.MAX_STARTS and not alive(hit)
@@ -204,7 +204,7 @@ def test_a_zygote_that_is_killed_every_time_is_an_error_after_some_starts(starte
 
 def test_a_zygote_that_cannot_start_is_tried_twice(starter, monkeypatch, capfd):
     monkeypatch.setattr(zygote.background, "search_path", lambda: [])
-    with pytest.raises(RuntimeError, match=r"it ended with exit code 1\. It was started 2 times in a row\."):
+    with pytest.raises(RuntimeError, match=r"\. It ended with exit code 1\. It was started 2 times in a row\."):
         starter.start(fork=True)
     assert capfd.readouterr().err.count("ModuleNotFoundError") >= 2
     monkeypatch.undo()

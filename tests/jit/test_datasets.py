@@ -221,7 +221,7 @@ def test_a_file_is_downloaded_once_and_whole(server, tmp_path):
 def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
     root, url = server
     (root / "data.bin").write_bytes(b"other")
-    with pytest.raises(FileNotFoundError, match=r"its MD5 is .* but should be 123"):
+    with pytest.raises(FileNotFoundError, match=r"Its MD5 is .* but should be 123\."):
         downloads.fetch(Remote("data.bin", url + "data.bin", "123"), tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -232,7 +232,7 @@ def test_a_file_without_a_checksum_must_be_whole(server, tmp_path, monkeypatch):
     remote = Remote("data.bin", url + "data.bin")
     assert downloads.fetch(remote, tmp_path / "whole").read_bytes() == b"x" * 1000
     monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "copyfile", lambda self, source, out: out.write(b"x" * 9))
-    with pytest.raises(FileNotFoundError, match="the connection ended after 9 of 1000 bytes"):
+    with pytest.raises(FileNotFoundError, match=r"The connection ended after 9 of 1000 bytes\."):
         downloads.fetch(remote, tmp_path / "cut")
     assert list((tmp_path / "cut").iterdir()) == []
 

@@ -11,7 +11,7 @@ from bushel._src.base.errors import DamagedFile
 from bushel._src.sources import file_access, folders, object_stores, uploads
 from bushel.sources import LineDataSource, ZarrDataSource
 
-REPEATED = "Bushel has repeated the request. Try again later, or raise `retries` in the options of the store"
+REPEATED = "Bushel has repeated the request. Try again later, or raise `retries` in the options of the store."
 GONE = "Correct the address: the file or its bucket is missing."
 CREATE = "Create it first, or correct the address."
 KEYS = "Check the key or token in the environment or in the options of the store: it may be missing, wrong or expired."
@@ -75,19 +75,19 @@ SENTENCES = {
     ),
     (429, "TooManyRequests"): (
         OSError,
-        "could not be {verb}: the store gets too many requests ({cited}). " + REPEATED + ", and use fewer workers.",
+        "could not be {verb}: the store gets too many requests ({cited}). " + REPEATED + " Use fewer workers.",
     ),
-    (500, "InternalError"): (OSError, "could not be {verb}: the store failed ({cited}). " + REPEATED + "."),
-    (502, "BadGateway"): (OSError, "could not be {verb}: the store failed ({cited}). " + REPEATED + "."),
+    (500, "InternalError"): (OSError, "could not be {verb}: the store failed ({cited}). " + REPEATED),
+    (502, "BadGateway"): (OSError, "could not be {verb}: the store failed ({cited}). " + REPEATED),
     (503, "SlowDown"): (
         OSError,
-        "could not be {verb}: the store is overloaded ({cited}). " + REPEATED + ", and use fewer workers.",
+        "could not be {verb}: the store is overloaded ({cited}). " + REPEATED + " Use fewer workers.",
     ),
     (507, "NoRoom"): (
         OSError,
         "could not be {verb}: the store has no room ({cited}). Remove objects, or ask for a larger quota.",
     ),
-    "reset before": (OSError, "could not be {verb}: the server broke the connection. " + REPEATED + "."),
+    "reset before": (OSError, "could not be {verb}: the server broke the connection. " + REPEATED),
 }
 
 
@@ -158,7 +158,7 @@ def test_a_server_that_does_not_answer_is_named(deed, fault, store):
     verb, name = VERBS.get(deed, "written"), SHOWN[deed]
     assert str(error.value) == (
         f"s3://{BUCKET}/x/{name} could not be {verb}: the server did not answer in time. Raise `timeout_s` or "
-        "`retries` in the options."
+        "`retries` in the options of the store."
     )
 
 

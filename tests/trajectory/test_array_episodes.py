@@ -477,7 +477,10 @@ def test_wrong_arguments_of_array_episodes_are_named(tmp_path):
         file["x"] = [1]
     with pytest.raises(ValueError, match=re.escape("has no groups 'data/demo_0'")):
         open_episodes("other", tmp_path, format="robomimic")
-    with pytest.raises(ValueError, match=r"'aloha' has no option 'reverse'. Did you mean 'reverse_jpeg_colors'"):
+    with pytest.raises(
+        ValueError,
+        match=r"The format 'aloha' of data set 'x' has no option 'reverse'. Did you mean 'reverse_jpeg_colors'",
+    ):
         open_episodes("x", tmp_path, format="aloha", format_options={"reverse": True})
     with pytest.raises(ValueError, match='format must be "rlds", "robomimic"'):
         open_episodes("x", tmp_path, format="hdf6")

@@ -113,7 +113,7 @@ def test_gripper_actions_of_no_steps_and_of_too_many_axes():
 def test_relabelled_as_the_original():
     given_ = tree("utils/gripper_and_relabel", "relabel/in")
     assert_same_tree(relabel_actions(given_), tree("utils/gripper_and_relabel", "relabel/out"))
-    with pytest.raises(ValueError, match="needs 'state'"):
+    with pytest.raises(ValueError, match="The observation has no 'state', only"):
         relabel_actions({"observation": {}, "action": np.zeros((2, 7))})
 
 

@@ -75,5 +75,5 @@ def test_wrong_input_of_goal_relabeling_is_named():
         choose_goals([0], 3, [0.5], 0)
     with pytest.raises(ValueError, match="The observation is empty"):
         uniform({"observation": {}, "task": {}})
-    with pytest.raises(ValueError, match="A trajectory needs 'task'"):
+    with pytest.raises(ValueError, match="A trajectory has no 'task', only"):
         uniform({"observation": {"x": np.zeros(2)}})

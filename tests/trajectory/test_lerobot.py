@@ -326,7 +326,9 @@ def test_a_depth_code_that_cannot_be_is_named(copy):
     folder = copy(3)
     facts = {"is_depth_map": True, "video.depth_min": 5.0, "video.depth_max": 1.0}
     change_info(folder, add={"observation.depth": {"dtype": "video", "shape": [48, 64, 1], "info": facts}})
-    with pytest.raises(ValueError, match=r"the feature 'observation\.depth': its depth code cannot be right"):
+    with pytest.raises(
+        ValueError, match=r"the feature 'observation\.depth' cannot be decoded\. Its depth code cannot be right"
+    ):
         LeRobotSource(folder)
 
 
@@ -367,7 +369,7 @@ def test_a_start_that_is_off_is_named_or_tolerated_as_asked():
     with pytest.raises(ValueError, match=r"0\.03 s away; tolerance_s is 0\.0001. The video has 10 frames per second"):
         align_frames(seconds, rows, 10, 1.03, times, 1e-4)
     np.testing.assert_array_equal(align_frames(seconds, rows, 10, 1.03, times, 0.04), rows + 10)
-    with pytest.raises(ValueError, match=r"the video ends at 3\.9 s \(40 frames\); 2 of 5 frames"):
+    with pytest.raises(ValueError, match=r"the video ends at 3\.9 s \(40 frames\)\. 2 of 5 frames"):
         align_frames(seconds, rows, 10, 3.7, times, 1e-4)
 
 
@@ -379,7 +381,7 @@ def test_cameras_of_other_rates_need_a_tolerance(copy):
         write_video(folder / f"videos/{WRIST}/chunk-000/file-{number:03d}.mp4", images, 5)
     with pytest.warns(UserWarning, match="faults in episodes"):
         source = LeRobotSource(folder)
-    with pytest.raises(DamagedFile, match=rf"episode 0, {WRIST} in .*file-000\.mp4: frame 1 should be shown at 0\.1 s"):
+    with pytest.raises(DamagedFile, match=rf"Episode 0, {WRIST} in .*file-000\.mp4: Frame 1 should be shown at 0\.1 s"):
         source[0]
     source = LeRobotSource(folder, tolerance_s=0.1001)
     assert [read_row(source[row][WRIST]) for row in range(8)] == [0, 0, 2, 2, 4, 4, 6, 6]
@@ -433,13 +435,13 @@ def other_start(folder):
 
 
 VIDEO_FAULTS = {
-    remove: r"file-001\.mp4: the file is missing",
+    remove: r"file-001\.mp4: The file is missing\.",
     truncate: r"file-001\.mp4: .*has no complete index",
-    other_size: r"file-001\.mp4: its frames have 32 x 48 pixels, and those of other files of the camera 48 x 64",
-    too_short: r"file-001\.mp4: frame 9 should be shown at 1\.1 s, but the video ends at 1 s",
-    other_rate: r"file-001\.mp4: frame \d should be shown at .* The video has 12 frames per second, the rows 10",
-    not_a_number: r"meta/episodes has no value for videos/observation\.images\.front/from_timestamp, it is nan",
-    other_start: r"file-001\.mp4: frame 0 should be shown at 0\.23 s, and the nearest .* 0\.03 s away",
+    other_size: r"file-001\.mp4: Its frames have 32 x 48 pixels, and those of other files of the camera 48 x 64",
+    too_short: r"file-001\.mp4: Frame 9 should be shown at 1\.1 s, but the video ends at 1 s",
+    other_rate: r"file-001\.mp4: Frame \d should be shown at .* The video has 12 frames per second, the rows 10",
+    not_a_number: r"meta/episodes has the value nan for videos/observation\.images\.front/from_timestamp, which is not",
+    other_start: r"file-001\.mp4: Frame 0 should be shown at 0\.23 s, and the nearest .* 0\.03 s away",
 }
 
 
@@ -447,7 +449,7 @@ VIDEO_FAULTS = {
 def test_a_video_that_does_not_fit_is_named_masked_or_dropped_as_asked(copy, damage):
     folder = copy(3)
     damage(folder)
-    expected = rf"episode 3, {FRONT}.*{VIDEO_FAULTS[damage]}"
+    expected = rf"Episode 3, {FRONT}.*{VIDEO_FAULTS[damage]}"
     with pytest.warns(UserWarning, match=r"faults in episodes\. Reading their frames raises"):
         source = LeRobotSource(folder)
     assert len(source) == 27
@@ -496,7 +498,7 @@ ROW_FAULTS = {
     ),
     "a row is shorter": (
         lambda table: set_column(table, "action", [[0.0] * (2 if row == 5 else 3) for row in range(table.num_rows)]),
-        r"'action' should have 3 numbers .*the first such row is row 5 of episode 3",
+        r"'action' should have 3 numbers .*\. The first such row is row 5 of episode 3\.",
     ),
     "a column has texts": (
         lambda table: set_column(table, "action", ["a"] * table.num_rows),
@@ -504,19 +506,19 @@ ROW_FAULTS = {
     ),
     "a row is missing": (
         lambda table: table.take(pa.array([row for row in range(table.num_rows) if row != 5])),
-        r"episode 3, frame_index in .*file-001\.parquet: frame_index is 4 where 3 should come",
+        r"Episode 3 in .*file-001\.parquet: frame_index is 4 where 3 should come",
     ),
     "a row is there twice": (
         lambda table: table.take(pa.array([*range(6), 5, *range(6, table.num_rows)])),
-        r"episode 3, frame_index in .*file-001\.parquet: frame_index is 3 where 4 should come",
+        r"Episode 3 in .*file-001\.parquet: frame_index is 3 where 4 should come",
     ),
     "another rate": (
         lambda table: set_column(table, "timestamp", [row / 8 for row in range(table.num_rows)]),
-        r"episode 2, timestamp in .*file-001\.parquet: timestamp goes from 0 to 0\.125 s, .*says 10 fps",
+        r"Episode 2 in .*file-001\.parquet: timestamp goes from 0 to 0\.125 s, .*says 10 fps",
     ),
     "a time is not a number": (
         lambda table: set_column(table, "timestamp", [float("nan")] * table.num_rows),
-        r"episode 2, timestamp in .*file-001\.parquet",
+        r"Episode 2 in .*file-001\.parquet: timestamp goes",
     ),
 }
 

@@ -170,10 +170,10 @@ def test_a_task_that_does_not_exist_is_named(version, number, copy):
     )
     file = "tasks.jsonl" if version == 2 else "tasks.parquet"
     with pytest.raises(
-        DamagedFile, match=rf"episode 1, task_index: {number} is not a task.*meta/{file} has the tasks 0 to 1"
+        DamagedFile, match=rf"Episode 1 has the task_index {number}, but .*meta/{file} has only the tasks 0 to 1\."
     ):
         LeRobotSource(folder)
-    with pytest.warns(UserWarning, match=rf"1 faults in episodes.*task_index: {number}"):
+    with pytest.warns(UserWarning, match=rf"1 faults in episodes.*the task_index {number}"):
         source = LeRobotSource(folder, on_error="drop")
     assert source.episodes == [0, 2, 3] and source[0]["task"] == TASKS[0]
 
@@ -232,7 +232,7 @@ TEMPLATES = [
 def test_a_template_that_is_none_is_refused_when_the_data_set_is_opened(template, sentence, copy):
     folder = copy(3)
     change_info(folder, video_path=template)
-    with pytest.raises(DamagedFile, match=rf"meta/info\.json: video_path is wrong: the template .*{sentence}"):
+    with pytest.raises(DamagedFile, match=rf"meta/info\.json, video_path: The template .*{sentence}"):
         LeRobotSource(folder)
 
 
@@ -240,7 +240,7 @@ def test_a_template_that_is_none_is_refused_when_the_data_set_is_opened(template
 def test_a_template_of_the_rows_is_refused_too(version, copy):
     folder = copy(version)
     change_info(folder, data_path="data/{episode_index:0999999999d}{chunk_index:0999999999d}.parquet")
-    with pytest.raises(DamagedFile, match=r"meta/info\.json: data_path is wrong: the template"):
+    with pytest.raises(DamagedFile, match=r"meta/info\.json, data_path: The template"):
         LeRobotFolder(folder)
 
 
@@ -273,7 +273,7 @@ SPANS = {
 def test_spans_that_overlap_are_refused_when_the_data_set_is_opened(changes, sentence, copy):
     folder = copy(3)
     change_spans(folder, changes)
-    with pytest.raises(DamagedFile, match=rf"episode [01], {FRONT} in .*file-000\.mp4: its span .*") as caught:
+    with pytest.raises(DamagedFile, match=rf"Episode [01], {FRONT} in .*file-000\.mp4: Its span .*") as caught:
         LeRobotSource(folder)
     assert "These episodes would get the frames of others. Correct from_timestamp" in str(caught.value)
     with pytest.warns(UserWarning, match="faults in episodes") as warned:
@@ -295,7 +295,7 @@ def test_spans_that_drift_by_less_than_half_a_row_are_read(off_s, copy):
 def test_a_video_that_two_episodes_of_version_2_share_is_refused(copy):
     folder = copy(2)
     change_info(folder, video_path="videos/chunk-{episode_chunk:03d}/{video_key}/episode_000000.mp4")
-    with pytest.raises(DamagedFile, match=r"episode 1.* in .*episode_000000\.mp4: its span"):
+    with pytest.raises(DamagedFile, match=r"Episode 1.* in .*episode_000000\.mp4: Its span"):
         LeRobotSource(folder)
 
 

@@ -288,7 +288,7 @@ def test_a_name_that_is_not_known_is_told_with_the_nearest_one():
         ({"sample_weights": [0.0, 0.0]}, "At least one weight"),
         ({"datasets": []}, "needs at least one data set"),
         ({"datasets": [BOTH["arm"], BOTH["arm"]]}, r"must differ.*\['arm'\] occur more than once"),
-        ({"datasets": [{"name": "arm"}]}, "DatasetConfig 'arm' needs data_dir; got"),
+        ({"datasets": [{"name": "arm"}]}, "The DatasetConfig of 'arm' lacks data_dir; it has"),
         ({"datasets": [{**BOTH["arm"], "weight": -1}]}, "'arm': weight must be a number, 0 or above; got -1"),
         ({"datasets": [{**BOTH["arm"], "weight": "much"}]}, "got 'much'"),
         (
@@ -344,9 +344,9 @@ def test_what_is_no_dict_is_refused_with_the_way_out():
         MixtureConfig.of(object())
     refused(TypeError, "must be a dict, got str", datasets=["arm"])
     refused(TypeError, "traj_transform_kwargs must be a dict, got int", traj_transform_kwargs=3)
-    with pytest.raises(ValueError, match=r"oxe_kwargs needs data_dir; got \['data_mix'\]"):
+    with pytest.raises(ValueError, match=r"oxe_kwargs lacks data_dir; it has \['data_mix'\]"):
         MixtureConfig.of({"dataset_kwargs": {"oxe_kwargs": {"data_mix": "oxe_magic_soup"}}})
-    with pytest.raises(ValueError, match="MixtureConfig needs datasets; got"):
+    with pytest.raises(ValueError, match="A MixtureConfig lacks datasets; it has"):
         MixtureConfig.of({"batch_size": 3})
 
 

@@ -103,14 +103,14 @@ def test_wrong_input_of_normalization_is_named():
         normalize(np.zeros((4, 2)), stats, "normal", [True] * 3)
     with pytest.raises(TypeError, match="floating point numbers can be normalised, got int64"):
         normalize(np.zeros((4, 2), np.int64), stats, "normal")
-    with pytest.raises(ValueError, match="needs 'p01', this one has"):
+    with pytest.raises(ValueError, match="has no 'p01', only"):
         normalize(np.zeros((4, 2)), stats, "bounds")
     with pytest.raises(ValueError, match=r'normalization must be "normal" or "bounds", got .minmax'):
         normalize(np.zeros((4, 2)), stats, "minmax")
     traj = {"observation": {}, "action": np.zeros((4, 2))}
-    with pytest.raises(ValueError, match="An observation needs 'proprio_arm', this one has"):
+    with pytest.raises(ValueError, match="An observation has no 'proprio_arm', only"):
         normalize_action_and_proprio(traj, {"action": stats, "proprio_arm": stats}, "normal", ["proprio_arm"])
-    with pytest.raises(ValueError, match="by these statistics needs 'action'"):
+    with pytest.raises(ValueError, match="The dict of statistics has no 'action', only"):
         normalize_action_and_proprio(traj, {}, "normal", [])
 
 

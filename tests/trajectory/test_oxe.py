@@ -479,7 +479,7 @@ def test_a_missing_entry_is_named_with_the_data_set(tmp_path):
     write_bridge(tmp_path / "a", observation__state=None)
     words = 'Data set \'bridge_dataset\': bridge_dataset_transform fails at ["set", "action", ["concat", ["diff", '
     raises(ValueError, words, lambda: read(tmp_path / "a"))
-    raises(ValueError, "there is no 'observation|state'; 'observation' has image_0.", lambda: read(tmp_path / "a"))
+    raises(ValueError, "There is no 'observation|state': 'observation' has image_0.", lambda: read(tmp_path / "a"))
     raises(ValueError, "made of record 0 of RLDSEpisodes(bridge_dataset", lambda: read_and_show(tmp_path / "a"))
     write_bridge(tmp_path / "b", observation__image_0=None)
     raises(ValueError, "The observations of bridge_dataset have no 'image_0'", lambda: read(tmp_path / "b"))

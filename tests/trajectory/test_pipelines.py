@@ -200,7 +200,9 @@ def test_one_width_for_actions(folder):
 def test_balanced_weights_need_numbers_of_frames(folder):
     known = make_dataset_from_rlds(**arm(folder), train=True)[1]
     given = arm(folder, dataset_statistics={name: known[name] for name in ("action", "proprio_arm")})
-    with pytest.raises(ValueError, match=r"balance_weights=True needs 'num_transitions', .* were given for arm"):
+    with pytest.raises(
+        ValueError, match=r"statistics given for arm has no 'num_transitions', only .* balance_weights=True needs it\."
+    ):
         mixed([given, rover(folder)], balance_weights=True)
     assert mixed([given, rover(folder)])[0]["action"].shape == (12, 1, 1, 3)
 
@@ -332,7 +334,7 @@ def with_reward(trajectory):
     ("more", "sentence"),
     [
         ({"seed": None}, "Seed must be an integer, got None"),
-        ({"dataset_kwargs_list": [{"data_dir": "data"}]}, "Data set 0 of dataset_kwargs_list needs 'name'"),
+        ({"dataset_kwargs_list": [{"data_dir": "data"}]}, "Data set 0 of dataset_kwargs_list has no 'name'"),
         ({"traj_transform_kwargs": {"override_window_size": 0}}, "override_window_size must be positive"),
     ],
 )

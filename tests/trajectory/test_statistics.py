@@ -219,7 +219,7 @@ def test_statistics_of_chunks_scalars_and_empty_trajectories():
             r"Trajectory 1, action: .*\[3\].*\[2\]",
         ),
         ([{"action": np.array([[0, np.nan]])}], ValueError, r"Trajectory 0, action: .*NaN, in the dimensions \[1\]"),
-        ([{"observation": {}}], ValueError, "A trajectory needs 'action'"),
+        ([{"observation": {}}], ValueError, "A trajectory has no 'action', only"),
         ({"action": np.zeros((1, 2))}, TypeError, "need many trajectories, got a dict"),
     ],
 )
@@ -229,7 +229,7 @@ def test_bad_trajectories(trajectories, error, sentence):
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="An observation needs 'proprio', this one has"):
+    with pytest.raises(ValueError, match="An observation has no 'proprio', only"):
         get_dataset_statistics([{"observation": {}, "action": np.zeros((1, 2))}], ["proprio"], ["bad"])
     with pytest.raises(ValueError, match="endless data set"):
         get_dataset_statistics(bushel.MapDataset.source(Slow(3)).repeat(), [], ["bad"])
@@ -266,7 +266,7 @@ def test_a_file_that_lacks_an_entry_is_made_again(tmp_path, caplog):
     trajectories = [{"observation": {"proprio": np.ones((2, 1))}, "action": np.ones((2, 1))}]
     get_dataset_statistics(trajectories, [], ["a"], tmp_path)
     assert get_dataset_statistics(trajectories, ["proprio"], ["a"], tmp_path)["proprio"]["mean"] == [1.0]
-    assert "needs 'proprio', this one has" in caplog.text
+    assert "has no 'proprio', only" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ['{"action": {"mean": [1', "", "[]", '{"action": null}', "\x00"])

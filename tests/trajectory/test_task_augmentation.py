@@ -98,9 +98,9 @@ def test_nothing_to_delete():
     task = images | {"pad_mask_dict": {name: np.ones(1, bool) for name in images}}
     deleted = delete_conditioning(task, np.array([0.9]), 5, 0.5)  # decoded images, no goal time
     assert not deleted["image_0"].any() and deleted["image_0"].dtype == np.uint8 and "timestep" not in deleted
-    with pytest.raises(ValueError, match=r"A task needs 'pad_mask_dict'.*add_pad_mask_dict makes it"):
+    with pytest.raises(ValueError, match=r"A task has no 'pad_mask_dict', only .*add_pad_mask_dict makes it"):
         delete_task_conditioning({"task": images, "action": np.zeros((1, 7))}, 0.5)
-    with pytest.raises(ValueError, match=r"pad_mask_dict needs 'image_0', this one has \['language_instruction'\]"):
+    with pytest.raises(ValueError, match=r"pad_mask_dict has no 'image_0', only \['language_instruction'\]"):
         delete_conditioning(language | {"image_0": strings(["I"]), "pad_mask_dict": language}, np.array([0.9]), 5, 0.5)
     with pytest.raises(ValueError, match=r"keep_image_prob must be between 0 and 1, got 1\.5"):
         delete_conditioning(task, np.array([0.9]), 5, 1.5)

@@ -112,7 +112,7 @@ def test_chunks_of_a_trajectory_without_steps_are_empty(compat):
 def test_chunking_refuses():
     with pytest.raises(ValueError, match="chunks of 2, which is less than action_horizon=4"):
         chunk_act_obs(numbered(3, chunk=2), 1, 4)
-    with pytest.raises(ValueError, match=r"needs 'action_pad_mask'.* pad_actions_and_proprio makes it"):
+    with pytest.raises(ValueError, match=r"has no 'action_pad_mask', only .* pad_actions_and_proprio makes it"):
         chunk_act_obs({"observation": {}, "task": {}, "action": np.zeros((3, 2))})
     with pytest.raises(ValueError, match=r"shape \[T, A\], .* got \[3\]"):
         chunk_act_obs(numbered(3) | {"action": np.zeros(3)})
@@ -254,7 +254,7 @@ def test_proprio_of_the_future_of_the_original():
     np.testing.assert_array_equal(right["proprio"], theirs["out"])
     np.testing.assert_array_equal(right["proprio_arm"], theirs["out"])
     np.testing.assert_array_equal(right["x"], theirs["in"])
-    with pytest.raises(ValueError, match="needs 'proprio'"):
+    with pytest.raises(ValueError, match="has no 'proprio', only"):
         zero_out_future_proprio({"observation": {}}, compat="crossformer")
     assert zero_out_future_proprio({"observation": {}}) == {"observation": {}}
 

@@ -115,11 +115,14 @@ class MultiprocessingOptions:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
         if self.num_workers != 0:
             return
-        for name, why in (("timeout_s", "which can be stopped"), ("budget_bytes", "which share memory")):
+        for name, why in (
+            ("timeout_s", "Only a worker can be stopped."),
+            ("budget_bytes", "Only workers share memory."),
+        ):
             value = getattr(self, name)
             if value is not None:
                 warnings.warn(
-                    f"{name}={value} has no effect: it needs workers, {why}. Write "
+                    f"{name}={value} has no effect: it needs workers. {why} Write "
                     f"MultiprocessingOptions(num_workers=4, {name}={value}).",
                     BushelWarning,
                     stacklevel=4,

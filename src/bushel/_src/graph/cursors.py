@@ -38,9 +38,15 @@ def read_field(state: Any, name: str, kind: type) -> Any:
                 "describes no position in the one sequence that this pipeline gives. Save it in Grain without workers.",
                 name,
             )
-        has = f"has the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else f"is {state!r}"
+        if isinstance(state, Mapping):
+            raise StateMismatch(
+                f"This iterator's state needs an entry {name!r}; the given one has the keys {sorted(map(str, state))}. "
+                "Was it saved by another pipeline?",
+                name,
+            )
         raise StateMismatch(
-            f"This iterator's state needs an entry {name!r}; the given one {has}. Was it saved by another pipeline?",
+            f"This iterator's state needs an entry {name!r}; the given one is {state!r}. Was it saved by another "
+            "pipeline?",
             name,
         )
     return check_type(state[name], kind, name)

@@ -354,7 +354,7 @@ class SelectByUser(Select):
     def _choose_one(self, index: int) -> tuple[int, int]:
         which, position = self.selection_map[index]
         if not 0 <= which < len(self.parts):
-            raise IndexError(f"it chose dataset {which} of {len(self.parts)}")
+            raise IndexError(f"The selection map chose dataset {which}, but there are {len(self.parts)} datasets.")
         return which, position
 
     def call(self) -> str:

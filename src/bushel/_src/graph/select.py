@@ -312,17 +312,20 @@ class SplitSizes:
         # A float stands for the decimal number that it prints as: 0.7 of 10 elements are 7, not 6.
         sums = [sum(map(_as_fraction, self.given[:n])) for n in range(len(self.given) + 1)]
         edges = [math.floor(length * sum_ / (sums[-1] or 1) + Fraction(1, 2)) for sum_ in sums]
-        self.refuse_empty_parts([high - low for low, high in itertools.pairwise(edges)], "")
+        self.refuse_empty_parts([high - low for low, high in itertools.pairwise(edges)])
         return edges
 
-    def refuse_empty_parts(self, sizes: Sequence[int], why: str) -> None:
+    def refuse_empty_parts(self, sizes: Sequence[int], groups: int | None = None) -> None:
         """Raise if a part with a share above zero has no element: nobody wants an empty validation set."""
         for number, (share, size) in enumerate(zip(self.given, sizes, strict=True)):
             if share and not size:
-                raise ValueError(
-                    f"Part {number} with the share {share:g} of {sum(sizes):,} elements would be empty{why}. Give it a "
-                    "larger share, or 0 if it should be empty."
-                )
+                sentences = [
+                    f"Part {number} with the share {share:g} of {sum(sizes):,} elements would be empty.",
+                    "Give it a larger share, or 0 if it should be empty.",
+                ]
+                if groups is not None:
+                    sentences.insert(1, f"There are only {groups:,} groups.")
+                raise ValueError(" ".join(sentences))
 
 
 def check_split_sizes(shares: Sequence[float]) -> SplitSizes:
@@ -362,7 +365,7 @@ def split_by_group(node: MapNode, groups: np.ndarray, shares: SplitSizes, seed: 
         part_of_group = _fill_in_order(sizes, shares, seed)
     parts = part_of_group[which]
     found = np.bincount(parts, minlength=len(shares.given)).tolist()
-    shares.refuse_empty_parts(found, f": there are {len(distinct):,} groups")
+    shares.refuse_empty_parts(found, len(distinct))
     column = Column((NodeValues(node, parts.astype(np.uint8 if len(shares.given) < 256 else np.int64)),))
     return [choose(node, column, OfPart(number)) for number in range(len(shares.given))]
 

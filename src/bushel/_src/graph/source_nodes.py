@@ -78,15 +78,15 @@ class SourceWatch:
             if known is None:
                 self._digests[position] = found
                 if self._ignores_index and len(set(self._digests.values())) > 1:
-                    self._tell("does not use the index that it is given, and its records differ")
+                    self._tell(f"{self._name()} does not use the index that it is given, and its records differ.")
             else:
                 self._compared += 1
                 if found != known:
-                    self._tell(f"gave two different records for index {position}")
+                    self._tell(f"{self._name()} gave two different records for index {position}.")
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, sentence: str) -> None:
         self._told = True
-        tell(f"{self._name()} {what}. {_WAY_OUT}")
+        tell(f"{sentence} {_WAY_OUT}")
 
 
 _WAY_OUT = (

@@ -177,23 +177,23 @@ class DataLoader:
 
         `step` may be traced, and may be beyond the end of the epoch.
         """
-        return _read_batch(self, to_seed(key), *self._find_position(step, epoch))
+        return _read_batch(self, to_seed(key), *self._find_position(step, epoch, "batch_at"))
 
     def state_at(self, step: Any, key: Any = None, *, epoch: Any = 0) -> LoaderState:
         """Return the state before batch number `step` of `epoch`: to begin, resume or skip to any step."""
-        return _make_state(self, to_seed(key), *self._find_position(step, epoch))
+        return _make_state(self, to_seed(key), *self._find_position(step, epoch, "state_at"))
 
-    def _find_position(self, step: Any, epoch: Any) -> tuple[jax.Array, jax.Array]:
+    def _find_position(self, step: Any, epoch: Any, method: str) -> tuple[jax.Array, jax.Array]:
         """Return the epoch and the position of batch number `step` from the beginning of `epoch`."""
-        length = self._require_indexed("Access to a batch by its number").length
+        length = self._require_indexed(method).length
         epochs, position = divmod(step if isinstance(step, int) else to_uint32(step), length)
         return to_uint32(epoch) + to_uint32(epochs), to_uint32(position)
 
-    def _require_indexed(self, purpose: str) -> IndexedSource:
+    def _require_indexed(self, method: str) -> IndexedSource:
         if isinstance(self.source, IndexedSource):
             return self.source
         raise TypeError(
-            f"{purpose} needs a source that computes any element directly; {type(self.source).__name__} can only be "
+            f"{method} needs a source that computes any element directly. {type(self.source).__name__} can only be "
             "read in order."
         )
 

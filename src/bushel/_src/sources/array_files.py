@@ -90,14 +90,14 @@ def load_arrays(path: Path, *, columns: Sequence[str] | None = None, storage_opt
             return found[""]()
         for name in columns or ():
             if name not in found:
-                raise _Unreadable(f"has no array {name!r}; it has {', '.join(map(repr, found))}.")
+                raise _Unreadable(f"{shown} has no array {name!r}; it has {', '.join(map(repr, found))}.")
         return {name: found[name]() for name in (found if columns is None else columns)}
     except ImportError:
         raise
     except TooLarge as error:
-        raise TooLarge(f"{shown} is not read: {error}.") from None
+        raise TooLarge(f"{shown} is not read: {error}") from None
     except _Unreadable as error:
-        raise ValueError(f"{shown} {error}") from None
+        raise ValueError(str(error)) from None
     except Exception as error:  # the readers of headers, archives and compressed data raise many kinds of errors
         if str(error).startswith(("Object arrays cannot be loaded", "Array can't be memory-mapped: Python objects")):
             raise ValueError(
@@ -261,7 +261,7 @@ def _open_safetensors(path: str, content: io.BytesIO | None) -> Arrays:
 
 def _read_tensor(path: str, data: bytes | None, base: int, size: int, name: str, entry: dict[str, Any]) -> np.ndarray:
     """Read an array of a safetensors file of `size` bytes, whose data begins at byte `base`."""
-    dtype, shape = _parse_dtype(name, entry["dtype"]), tuple(entry["shape"])
+    dtype, shape = _parse_dtype(path, name, entry["dtype"]), tuple(entry["shape"])
     low, high = entry["data_offsets"]
     if not 0 <= low <= high <= size - base:
         raise ValueError(f"its header says that the array {name!r} is at bytes {low} to {high}, which is impossible")
@@ -271,7 +271,7 @@ def _read_tensor(path: str, data: bytes | None, base: int, size: int, name: str,
     return np.frombuffer(data[low:high], dtype).reshape(shape)
 
 
-def _parse_dtype(name: str, kind: str) -> np.dtype[Any]:
+def _parse_dtype(path: str, name: str, kind: str) -> np.dtype[Any]:
     if kind in _NEEDS_JAX:
         try:
             import ml_dtypes
@@ -279,10 +279,13 @@ def _parse_dtype(name: str, kind: str) -> np.dtype[Any]:
             return np.dtype(getattr(ml_dtypes, _NEEDS_JAX[kind]))
         except (ImportError, AttributeError):
             raise ImportError(
-                f"The array {name!r} is of type {kind}, which needs ml_dtypes: {install_command('jax')} -U ml_dtypes"
+                f"{redact.show(path)} has an array {name!r} of type {kind}, which needs ml_dtypes: "
+                f"{install_command('jax')} -U ml_dtypes"
             ) from None
     if kind not in _DTYPES:
-        raise _Unreadable(f"has an array {name!r} of the unsupported type {kind}. Name the other arrays.")
+        raise _Unreadable(
+            f"{redact.show(path)} has an array {name!r} of the unsupported type {kind}. Name the other arrays."
+        )
     return np.dtype(_DTYPES[kind])
 
 

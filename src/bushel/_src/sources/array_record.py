@@ -415,7 +415,7 @@ class _ArrayRecordFile(RecordReader):
         except ImportError:
             raise
         except TooLarge as error:
-            raise TooLarge(f"{self._file.name}: {self._name_records(chunk)} is not read: {error}.") from None
+            raise TooLarge(f"{self._file.name}: {self._name_records(chunk)} is not read: {error}") from None
         except Exception as error:
             raise self._damage_error(chunk, f"it cannot be decoded ({error})") from error
 

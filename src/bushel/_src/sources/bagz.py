@@ -232,7 +232,7 @@ class _BagFile(RecordReader):
 
     def _damage_error(self, position: int, error: Exception) -> DamagedFile:
         if isinstance(error, TooLarge):
-            return TooLarge(f"{self._file.name}: record {position} is not read: {error}.")
+            return TooLarge(f"{self._file.name}: record {position} is not read: {error}")
         return DamagedFile(
             f"{self._file.name}: record {position} is damaged: it cannot be decompressed ({error}). If the file is "
             "not compressed, pass compressed=False."

@@ -356,9 +356,6 @@ class _Part:
         """The name of the file in messages."""
         return self.folder.shown(self.name)
 
-    def describe(self) -> str:
-        return f"wrote {self.shown}"
-
 
 @public("bushel.sources")
 def convert(

@@ -34,8 +34,9 @@ class WorkerJob(Protocol):
         """Do the work. Yield the amount of each step."""
         ...
 
-    def describe(self) -> str:
-        """Return what the job does, as a text that follows "while it"."""
+    @property
+    def shown(self) -> str:
+        """What the job writes, for messages: the name of a file, for example."""
         ...
 
 
@@ -104,13 +105,13 @@ class _JobWorker:
         return content
 
     def _death_error(self) -> ChildProcessError:
-        how = "ended"
+        how = "has ended"
         with contextlib.suppress(subprocess.TimeoutExpired):
             how = background.describe_exit(self._process.wait(_END_S))
         assert self._job is not None
         return ChildProcessError(
-            f"Worker process {self._process.pid} {how} while it {self._job.describe()}. The system kills processes "
-            "if memory runs out: unless somebody else killed it, use fewer workers."
+            f"Worker process {self._process.pid} {how} before it had written {self._job.shown}. The system kills "
+            "processes if memory runs out: unless somebody else killed it, use fewer workers."
         )
 
     def end(self) -> None:

@@ -344,7 +344,7 @@ def _decompress(file: File, kind: str) -> bytes:
             if size > limit:
                 too_large = size_limits.record_too_large()
                 raise TooLarge(
-                    f"{file.name}: {too_large}. Or decompress it first: lines of such a file stay in memory."
+                    f"{file.name} is not read: {too_large} Or decompress it first: lines of such a file stay in memory."
                 )
             if decoder.ended:
                 rest = decoder.rest

@@ -98,8 +98,11 @@ class LanceStore(RecordStore):
         except DamagedFile as error:
             if "was not found" not in str(error):
                 raise
-            which = "" if self._version is None else f" with a version {self._version}"
-            raise FileNotFoundError(f"{self._name} is not a Lance data set{which}: {error.__cause__}") from error
+            if self._version is not None:
+                raise FileNotFoundError(
+                    f"{self._name} is not a Lance data set with a version {self._version}: {error.__cause__}"
+                ) from error
+            raise FileNotFoundError(f"{self._name} is not a Lance data set: {error.__cause__}") from error
 
     def _call_lance(self, what: str, call: Callable[[], T]) -> T:
         """Return what a call of the `lance` package returns. Any error becomes a `DamagedFile` without secrets.

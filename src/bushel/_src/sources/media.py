@@ -102,7 +102,7 @@ def check_image(image: Any) -> None:
 
 
 def _too_large_error(data: bytes, what: str, error: TooLarge) -> TooLarge:
-    return TooLarge(f"These {len(data)} bytes are {what} that is not decoded: {error}.")
+    return TooLarge(f"These {len(data)} bytes are {what} that is not decoded: {error}")
 
 
 def _is_halved(image: Any) -> bool:

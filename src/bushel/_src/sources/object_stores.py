@@ -39,30 +39,43 @@ _REPEATED = re.compile(r", after (\d+) retries")
 _BROKEN = re.compile(r"HTTP error|error sending request|decoding response body|response body error")
 _LOST_UPLOAD = re.compile(r"uploadId=|<Code>NoSuchUpload</Code>")
 
-_RETRY_LATER = "Bushel has repeated the request. Try again later, or raise `retries` in the options of the store"
+_RETRY_LATER = "Bushel has repeated the request. Try again later, or raise `retries` in the options of the store."
 _STATUSES = {
-    400: "the store does not accept the request. Check the address, the region and the other options of the store",
-    404: "it is not there any more",
-    405: "the store does not allow this request. Check that the address is that of an object store",
-    408: f"the store has waited too long for the request. {_RETRY_LATER}",
-    409: "another process changes the same object. Let only one process write to an address, and run this again",
-    411: "the store does not accept this kind of upload",
-    412: "the object has changed meanwhile. Let only one process write to an address, and run this again",
-    413: "the store does not accept files of this size. Write smaller files (more shards)",
-    416: "the object is shorter than it was when it was opened. Make the source again",
-    429: f"the store gets too many requests. {_RETRY_LATER}, and use fewer workers",
-    501: "the store does not know this request. Check that the address is that of an object store",
-    503: f"the store is overloaded. {_RETRY_LATER}, and use fewer workers",
-    507: "the store has no room. Remove objects, or ask for a larger quota",
+    400: (
+        "the store does not accept the request",
+        "Check the address, the region and the other options of the store.",
+    ),
+    404: ("the object is not there any more", "Make the source again."),
+    405: ("the store does not allow this request", "Check that the address is that of an object store."),
+    408: ("the store has waited too long for the request", _RETRY_LATER),
+    409: (
+        "another process changes the same object",
+        "Let only one process write to an address, and run this again.",
+    ),
+    411: (
+        "the store does not accept this kind of upload",
+        "Check that the address is that of an object store.",
+    ),
+    412: ("the object has changed meanwhile", "Let only one process write to an address, and run this again."),
+    413: ("the store does not accept files of this size", "Write smaller files (more shards)."),
+    416: ("the object is shorter than it was when it was opened", "Make the source again."),
+    429: ("the store gets too many requests", f"{_RETRY_LATER} Use fewer workers."),
+    501: ("the store does not know this request", "Check that the address is that of an object store."),
+    503: ("the store is overloaded", f"{_RETRY_LATER} Use fewer workers."),
+    507: ("the store has no room", "Remove objects, or ask for a larger quota."),
 }
+"""The cause by the status of the answer, to which the store's own words are added, and the way out."""
 _CONNECTIONS = (
-    (r"dns error", "the name of the server cannot be found. Check the address, the region and the network"),
-    (r"ConnectionRefused", "no server answers at this address. Check the endpoint and the network"),
+    (r"dns error", "the name of the server cannot be found. Check the address, the region and the network."),
+    (r"ConnectionRefused", "no server answers at this address. Check the endpoint and the network."),
     (
         r"certificate|InvalidContentType|InvalidMessage|UnknownIssuer|AlertReceived|\bTls\b",
-        "the encrypted connection (TLS) cannot be made. Check that the endpoint speaks https, and its certificate",
+        "the encrypted connection (TLS) cannot be made. Check that the endpoint speaks https, and its certificate.",
     ),
-    (r"kind: Timeout|TimedOut", "the server did not answer in time. Raise `timeout_s` or `retries` in the options"),
+    (
+        r"kind: Timeout|TimedOut",
+        "the server did not answer in time. Raise `timeout_s` or `retries` in the options of the store.",
+    ),
     (r"IncompleteBody|UnexpectedEof|body error|response body", f"the answer ended early. {_RETRY_LATER}"),
     (r"ConnectionReset|BrokenPipe|Interrupted", f"the server broke the connection. {_RETRY_LATER}"),
 )
@@ -134,7 +147,7 @@ def explain_failure(failure: BaseException, name: str, secrets: list[str], deed:
             "listed. Rename them, or name a folder without such objects."
         )
     else:
-        error = OSError(f"{name} could not be {deed}: {_describe(text)}.")
+        error = OSError(f"{name} could not be {deed}: {_explain(text)}")
     error.__cause__ = cause
     return error
 
@@ -144,26 +157,21 @@ def _find_status(text: str) -> int | None:
     return int(status[1]) if status else None
 
 
-def _describe(text: str) -> str:
-    """Return what went wrong, and the way out."""
+def _explain(text: str) -> str:
+    """Return the cause, as a clause that begins with a small letter, and after its full stop the way out."""
     status = _find_status(text)
     if status in _STATUSES:
-        return _join(_STATUSES[status], _cite(text))
+        cause, way_out = _STATUSES[status]
+        return f"{cause}{_cite(text)}. {way_out}"
     if (status is not None and status >= 500) or "<Code>InternalError</Code>" in text:
-        return _join(f"the store failed. {_RETRY_LATER}", _cite(text))
+        return f"the store failed{_cite(text)}. {_RETRY_LATER}"
     if "incorrectly configured region" in text:
-        return "the store sends the request elsewhere. Check the region and the endpoint in the options of the store"
+        return "the store sends the request elsewhere. Check the region and the endpoint in the options of the store."
     if status is None:
         for pattern, sentence in _CONNECTIONS:
             if re.search(pattern, text):
                 return sentence
-    return first_line(Exception(text)).rstrip(".")
-
-
-def _join(sentence: str, cited: str) -> str:
-    """Put the store's own words behind the cause, before the way out."""
-    cause, dot, way_out = sentence.partition(". ")
-    return f"{cause}{cited}{dot}{way_out}"
+    return f"{first_line(Exception(text)).rstrip('.')}."
 
 
 def _cite(text: str) -> str:
@@ -339,11 +347,13 @@ _CLIENT_OPTIONS = {
 _PREFIX = re.compile(r"^(aws|google|azure)_")
 
 
-def _take_client_options(settings: dict[str, Any]) -> dict[str, Any]:
+def _take_client_options(settings: dict[str, Any], shown: str) -> dict[str, Any]:
     """Take the options of the connection out of `settings`, and return them as obstore wants them."""
     found = settings.pop("client_options", {})
     if not isinstance(found, dict):
-        raise TypeError(f"client_options must be a dict, got {type(found).__name__}")
+        raise ValueError(
+            f"{shown} cannot be opened with these options: client_options must be a dict, got {type(found).__name__}."
+        )
     found = dict(found)
     for key in list(settings):
         name = _PREFIX.sub("", key.lower())
@@ -376,10 +386,12 @@ def _make_store(root: str, frozen: str, environment: tuple[tuple[str, str], ...]
         raise ValueError(f"{redact.show(root)}: pass retries=... and timeout_s=... instead of retry_config.")
     web = root.startswith(_WEB)
     make = obstore.HTTPStore.from_url if web else obstore.from_url
+    client |= _take_client_options(settings, redact.show(root))
+    if web and settings:
+        raise ValueError(
+            f"{redact.show(root)} is behind a web server, which has no options of its own, got {', '.join(settings)}."
+        )
     try:
-        client |= _take_client_options(settings)
-        if web and settings:
-            raise ValueError(f"a web server has no options of its own, got {', '.join(settings)}")
         return redact.call_guarded(
             lambda: make(root, client_options=client, retry_config=retry, **settings), root, settings
         )

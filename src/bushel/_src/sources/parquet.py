@@ -68,7 +68,7 @@ def check_sizes(parquet_file: Any, path: str, number: int, columns: Sequence[str
         try:
             check_expansion(size, chunk.total_compressed_size, group.num_rows)
         except TooLarge as error:
-            raise TooLarge(f"{path}: the column {column.path!r} of row group {number} is not read: {error}.") from None
+            raise TooLarge(f"{path}: the column {column.path!r} of row group {number} is not read: {error}") from None
 
 
 def _is_wanted(name: str, columns: Sequence[str] | None) -> bool:
@@ -348,10 +348,9 @@ class ParquetRecords:
         texts = types.is_string, types.is_large_string
         if any(fits(kind) for fits in (*texts, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)):
             return object
-        raise self._refusal_error(
-            field.name,
-            f"is of type {plain}, but a tf.train.Example holds only numbers, bytes, text and lists of these. Cast "
-            "the column with pyarrow, or leave it out, and convert that file",
+        raise ValueError(
+            f"{self._path}: column {field.name!r} is of type {plain}, but a tf.train.Example holds only numbers, "
+            "bytes, text and lists of these. Cast the column with pyarrow, or leave it out, and convert that file."
         )
 
     def _check_values(self, table: Any, begin: int) -> None:
@@ -359,33 +358,28 @@ class ParquetRecords:
         compute = import_package("pyarrow.compute", "parquet", "Parquet files")
         types = import_package("pyarrow", "parquet", "Parquet files").types
         for name, column in zip(table.schema.names, table.columns):
+            shown = f"{self._path}: column {name!r}"
             if self._bare and column.null_count:
                 row = begin + compute.index(column.is_null(), True).as_py()
-                raise self._refusal_error(name, f"is null in row {row}, so this row has no record. Leave the row out")
+                raise ValueError(f"{shown} is null in row {row}, so this row has no record. Leave the row out.")
             values = compute.list_flatten(column) if _is_list(column.type) else column
             if values is not column and values.null_count:
-                raise self._refusal_error(
-                    name, "has nulls inside lists, which a tf.train.Example cannot hold. Fill them"
-                )
+                raise ValueError(f"{shown} has nulls inside lists, which a tf.train.Example cannot hold. Fill them.")
             kind = values.type.value_type if types.is_dictionary(values.type) else values.type
             if types.is_uint64(kind) and (largest := compute.max(values.cast(kind)).as_py() or 0) > _LARGEST:
-                raise self._refusal_error(
-                    name,
-                    f"holds {largest}, which does not fit into int64, the type of a tf.train.Example. Cast it to text",
+                raise ValueError(
+                    f"{shown} holds {largest}, which does not fit into int64, the type of a tf.train.Example. Cast it "
+                    "to text."
                 )
             if types.is_float64(kind) and not self._round:
                 numbers = values.cast(kind).drop_null().to_numpy()
                 with np.errstate(over="ignore"):
                     lost = numbers[(numbers.astype(np.float32) != numbers) & ~np.isnan(numbers)]
                 if len(lost):
-                    raise self._refusal_error(
-                        name,
-                        f"holds float64 numbers such as {lost[0]}, but a tf.train.Example has float32 numbers. To "
-                        "round them, pass round_floats=True (--round-floats)",
+                    raise ValueError(
+                        f"{shown} holds float64 numbers such as {lost[0]}, but a tf.train.Example has float32 numbers. "
+                        "To round them, pass round_floats=True (--round-floats)."
                     )
-
-    def _refusal_error(self, column: str, why: str) -> ValueError:
-        return ValueError(f"{self._path}: column {column!r} {why}.")
 
 
 def _is_list(kind: Any) -> bool:

@@ -118,9 +118,10 @@ def locate_example(record: bytes) -> dict[str, Located]:
     found: dict[str, Located] = {}
     try:
         for number, low, high in _parse_fields(record, 0, len(record)):
+            if number == 2:
+                raise ValueError("it has a field 2, as in a tf.train.SequenceExample")
             if number != 1:
-                what = "as in a tf.train.SequenceExample" if number == 2 else "which an Example does not have"
-                raise ValueError(f"it has a field {number}, {what}")
+                raise ValueError(f"it has a field {number}, which an Example does not have")
             place = low
             for kind, begin, end in _parse_fields(record, low, high):
                 if kind == 1:

@@ -122,7 +122,7 @@ def _append(value: Any, layout: Layout, path: str, parts: list[bytes]) -> None:
         array, dtype = np.asarray(value), parse_dtype(inner)
         same = array.dtype.kind == dtype.kind if dtype.kind in "US" else array.dtype == dtype
         if isinstance(value, np.generic) != (form == "scalar") or not same:
-            raise _mismatch_error(value, path, f"{inner}[...]" if form == "array" else f"a number of {inner}")
+            raise _mismatch_error(value, path, f"{inner}[...]" if form == "array" else f"one number, {inner}")
         if isinstance(value, (np.str_, np.bytes_)):
             _append_text(value, parts)
             return

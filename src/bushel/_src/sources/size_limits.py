@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
 
 from bushel._src.base import checks
 from bushel._src.base.errors import TooLarge
@@ -119,19 +118,23 @@ def record_too_large(size: int | None = None) -> TooLarge:
 
     None means that the size is unknown, but above the limit.
     """
-    return _too_large("record_bytes", "decompressed", "bytes", size)
+    return _bytes_too_large("record_bytes", size)
 
 
 def check_pixels(height: int, width: int) -> None:
     """Raise TooLarge if an image is beyond the limit. Call it before the image is decoded."""
-    if height * width > get_limits().image_pixels:
-        raise _too_large("image_pixels", f"decoded ({height} x {width})", "pixels", height * width)
+    limit, pixels = get_limits().image_pixels, height * width
+    if pixels > limit:
+        raise TooLarge(
+            f"it would take {pixels:,} pixels once decoded ({height} x {width}), but the limit is {limit:,} pixels. "
+            f"{_explain_limit('image_pixels', pixels)}"
+        )
 
 
 def check_array(size: int) -> None:
     """Raise TooLarge if an array of `size` bytes is beyond the limit."""
     if size > get_limits().array_bytes:
-        raise _too_large("array_bytes", "decompressed", "bytes", size)
+        raise _bytes_too_large("array_bytes", size)
 
 
 def check_expansion(size: int, stored: int, rows: int) -> None:
@@ -147,15 +150,21 @@ def check_expansion(size: int, stored: int, rows: int) -> None:
         wanted = -(-size // max(stored, 1))
         raise TooLarge(
             f"it would take {size:,} bytes once decoded, {wanted:,} times as many as in the file, but the limit is "
-            f"{factor:,} times. If you trust the file, raise the limit: bushel.sources.set_limits(expansion={wanted}), "
-            f"or the environment variable {_VARIABLES['expansion']}"
+            f"{factor:,} times. {_explain_limit('expansion', wanted)}"
         )
 
 
-def _too_large(name: str, done: str, unit: str, size: Any) -> TooLarge:
+def _bytes_too_large(name: str, size: int | None) -> TooLarge:
     limit = getattr(get_limits(), name)
     has = f"more than {limit:,}" if size is None else f"{size:,}"
     return TooLarge(
-        f"it would take {has} {unit} once {done}, but the limit is {limit:,} {unit}. If you trust the file, raise the "
-        f"limit: bushel.sources.set_limits({name}={size or 4 * limit}), or the environment variable {_VARIABLES[name]}"
+        f"it would take {has} bytes once decompressed, but the limit is {limit:,} bytes. "
+        f"{_explain_limit(name, size or 4 * limit)}"
+    )
+
+
+def _explain_limit(name: str, enough: int) -> str:
+    return (
+        f"If you trust the file, raise the limit: bushel.sources.set_limits({name}={enough}), or the environment "
+        f"variable {_VARIABLES[name]}."
     )

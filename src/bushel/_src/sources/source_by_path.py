@@ -231,10 +231,12 @@ def explain_folder(folder: str, names: Sequence[str]) -> ValueError:
             f"{redact.show(folder)} has files of several formats ({', '.join(known)}). Name those to read, with a "
             f"pattern such as '{redact.show(folder.rstrip('/'))}/*{known[0]}'."
         )
-    count = "no files" if not names else "1 file" if len(names) == 1 else f"{len(names):,} files"
+    if not names:
+        return ValueError(f"{redact.show(folder)} has no files. Name a file, or a pattern such as 'data/*.tfrecord*'.")
+    count = "1 file" if len(names) == 1 else f"{len(names):,} files"
     return ValueError(
-        f"{redact.show(folder)} has {count}{', and none of a format that Bushel reads' if names else ''}. Name a file, "
-        "or a pattern such as 'data/*.tfrecord*'."
+        f"{redact.show(folder)} has {count}, and none of a format that Bushel reads. Name a file, or a pattern such as "
+        "'data/*.tfrecord*'."
     )
 
 

@@ -54,20 +54,19 @@ class JsonEntry:
     place: str = ""
     depth: int = 0
 
-    def wrong(self, what: str) -> DamagedFile:
-        """Return the error to raise for a wrong value."""
-        return DamagedFile(
-            f"{self.file}: {self.place or 'its content'} {what}. Was the file copied in full, and did TFDS write it?"
-        )
+    @property
+    def where(self) -> str:
+        """The file and the place in it, as the subject of an error message."""
+        return f"{self.file}: {self.place or 'its content'}"
 
     def _check_type(self, kind: type, name: str) -> Any:
         if not isinstance(self.value, kind) or isinstance(self.value, bool):
-            raise self.wrong(f"must be {name}, but is {_shorten(self.value)}")
+            raise damaged_json_error(f"{self.where} must be {name}, but is {_shorten(self.value)}.")
         return self.value
 
     def _get_entry(self, key: str | int) -> JsonEntry:
         if self.depth >= _DEEPEST * 3:  # each feature is a few objects deep
-            raise self.wrong("is nested too deeply")
+            raise damaged_json_error(f"{self.where} is nested too deeply.")
         place = f"{self.place}[{key}]" if isinstance(key, int) else f"{self.place}.{key}" if self.place else key
         return JsonEntry(self.value[key], self.file, place[:300], self.depth + 1)
 
@@ -79,7 +78,7 @@ class JsonEntry:
         """Return an entry that a JSON object must have."""
         if key not in self:
             known = ", ".join(map(repr, list(self.value)[:10])) or "none"
-            raise self.wrong(f"must have an entry {key!r}, but has {known[:300]}")
+            raise damaged_json_error(f"{self.where} must have an entry {key!r}, but has {known[:300]}.")
         return self._get_entry(key)
 
     def get(self, key: str) -> JsonEntry | None:
@@ -105,8 +104,15 @@ class JsonEntry:
         if isinstance(value, str) and _INTEGER.fullmatch(value):
             value = int(value)
         if type(value) is not int or not low <= value <= _LARGEST_NUMBER:
-            raise self.wrong(f"must be an integer from {low} to {_LARGEST_NUMBER}, but is {_shorten(self.value)}")
+            raise damaged_json_error(
+                f"{self.where} must be an integer from {low} to {_LARGEST_NUMBER}, but is {_shorten(self.value)}."
+            )
         return value
+
+
+def damaged_json_error(sentence: str) -> DamagedFile:
+    """Return the error to raise for a wrong value in a JSON file. The sentence says what is wrong, and where."""
+    return DamagedFile(f"{sentence} Was the file copied in full, and did TFDS write it?")
 
 
 def _shorten(value: Any) -> str:
@@ -136,7 +142,7 @@ def split_entries(info: JsonEntry) -> dict[str, JsonEntry]:
     for entry in splits.list() if splits else ():
         name = entry["name"].text()
         if name in found:
-            raise entry.wrong(f"is a second split {name!r}")
+            raise damaged_json_error(f"{entry.where} is a second split {name!r}.")
         found[name] = entry
     return found
 
@@ -165,7 +171,9 @@ def shard_names(dataset: str, split: JsonEntry, kind: str) -> list[str]:
         }
         name = "".join(literal + values.get(field, "") for literal, field in parts)
         if not _is_inside(name):
-            raise (given or split).wrong(f"names the file {_shorten(name)}, which is not in the folder of the data set")
+            raise damaged_json_error(
+                f"{(given or split).where} names the file {_shorten(name)}, which is not in the folder of the data set."
+            )
         names.append(name)
     return names
 
@@ -176,11 +184,12 @@ def _parse_template(template: str, entry: JsonEntry) -> list[tuple[str, str]]:
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise entry.wrong(f"is not a template of file names ({error})") from None
+        raise damaged_json_error(f"{entry.where} is not a template of file names ({error}).") from None
     for _, field, width, conversion in pieces:
         if (field is not None and field not in known) or width or conversion:
-            raise entry.wrong(
-                f"is not a template of file names: its fields may be {', '.join(known)}, without a format"
+            raise damaged_json_error(
+                f"{entry.where} is not a template of file names: its fields may be {', '.join(known)}, without a "
+                "format."
             )
     return [(literal, field or "") for literal, field, _, _ in pieces]
 
@@ -202,7 +211,9 @@ def tensor_shape(spec: JsonEntry) -> tuple[int, ...]:
     itemsize = np.dtype(object if dtype == "string" else dtype).itemsize
     known = math.prod(size for size in found if size > 0) * itemsize
     if len(found) > _MOST_AXES or known > get_limits().record_bytes:
-        raise dimensions.wrong(f"mean {known} bytes in {len(found)} axes, more than a record may have")
+        raise damaged_json_error(
+            f"{dimensions.where} states {known} bytes in {len(found)} axes, more than a record may have."
+        )
     return found
 
 
@@ -211,7 +222,9 @@ def tensor_dtype(spec: JsonEntry) -> str:
     given = spec.get("dtype")
     name = given.text() if given else "float32"
     if name not in ("string", "object") and not _is_number_type(name):
-        raise (given or spec).wrong(f"must be the name of a numeric NumPy dtype, but is {_shorten(name)}")
+        raise damaged_json_error(
+            f"{(given or spec).where} must be the name of a numeric NumPy dtype, but is {_shorten(name)}."
+        )
     return name
 
 
@@ -230,7 +243,9 @@ def tensor_encoding(spec: JsonEntry) -> str:
     given = spec.get("encoding")
     name = given.text().lower() if given else "none"
     if name not in _ENCODINGS:
-        raise (given or spec).wrong(f"must be one of {', '.join(_ENCODINGS)}, but is {_shorten(name)}")
+        raise damaged_json_error(
+            f"{(given or spec).where} must be one of {', '.join(_ENCODINGS)}, but is {_shorten(name)}."
+        )
     return name
 
 
@@ -285,7 +300,7 @@ class TFDSDataSource:
             raise ValueError(f"{shown} has {kind} files, but Bushel reads only {' and '.join(FORMATS)} files.")
         paths = [f"{text}/{file}" for file in shard_names(name, splits[split], kind)]
         if not paths:
-            raise splits[split].wrong("names no files: its shardLengths are missing or empty")
+            raise damaged_json_error(f"{splits[split].where} names no files: its shardLengths are missing or empty.")
         self._name, self._folder, self._options = f"{name}/{split}", text, redact.Options(storage_options or {})
         self._records = FORMATS[kind](paths, storage_options=storage_options)
         stated = sum(shard_lengths(splits[split]))
@@ -319,9 +334,10 @@ class TFDSDataSource:
             return stored
         try:
             return self._feature.decode("", stored, 0)
+        except TooLarge as error:
+            raise TooLarge(f"{self._name}: example {index} is not read: {error}") from error
         except (ValueError, LookupError, TypeError, ArithmeticError, zlib.error) as error:
-            kind = TooLarge if isinstance(error, TooLarge) else DamagedFile
-            raise kind(
+            raise DamagedFile(
                 f"{self._name}: example {index} does not match {self._described} ({type(error).__name__}: {error})."
             ) from error
 

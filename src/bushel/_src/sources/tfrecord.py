@@ -220,8 +220,8 @@ def length_error(name: str, record: int, beginning: bytes) -> DamagedFile:
         return DamagedFile(
             f"{name} is compressed, so it can only be read in order: use TFRecordIterDataset, or convert it."
         )
-    what = "it is not a TFRecord file" if record == 0 else "it is damaged"
-    return DamagedFile(f"{name}: the length of record {record} does not match its checksum: {what}.")
+    what = "It is not a TFRecord file." if record == 0 else "The file is damaged."
+    return DamagedFile(f"{name}: the length of record {record} does not match its checksum. {what}")
 
 
 _WINDOW = 1 << 20
@@ -385,7 +385,8 @@ class TFRecordReader(SequentialReader):
         records = [data[low + HEADER : high - FOOTER] for low, high in itertools.pairwise(bounds)]
         good, failure = self._count_good_records(records, data, places[1 : len(bounds)] - FOOTER), None
         if good < len(records):
-            failure = self._damage_error("is damaged: a record does not match its checksum", start + bounds[good], good)
+            where = self._describe_place(start + bounds[good], good)
+            failure = DamagedFile(f"{self._name} is damaged: a record does not match its checksum ({where}).")
             self._after = start + bounds[good + 1]
             if not good:
                 raise failure
@@ -394,14 +395,18 @@ class TFRecordReader(SequentialReader):
 
     def _read_large_record(self, start: int, data: bytes) -> bytes:
         """Read the one record at `start`, which did not fit into the window."""
+        where = self._describe_place(start)
         if len(data) < HEADER + FOOTER:
-            raise self._damage_error(f"ends with {len(data)} bytes, too few for a record: it was cut short", start)
+            raise DamagedFile(
+                f"{self._name} ends with {len(data)} bytes, too few for a record: it was cut short ({where})."
+            )
         (length,) = _ONLY_LENGTH.unpack_from(data)
         if self._crc32c is not None and not _begins_with_length(data):
             if start == 0:
                 raise length_error(self._name, 0, b"")
-            raise self._damage_error(
-                "is damaged: a length does not match its checksum, so the next record cannot be found", start
+            raise DamagedFile(
+                f"{self._name} is damaged: a length does not match its checksum, so the next record cannot be found "
+                f"({where})."
             )
         wanted = HEADER + length + FOOTER
         if self._size is None:
@@ -409,11 +414,13 @@ class TFRecordReader(SequentialReader):
                 size_limits.check_record(length)
             except TooLarge as error:
                 self._after = start + wanted
-                raise TooLarge(f"{self._name} ({self._describe_place(start)}) is not read: {error}.") from None
+                raise TooLarge(f"{self._name} ({where}) is not read: {error}") from None
         if self._size is None or start + wanted <= self._size:
             data = self._bytes.fill(start, wanted)[:wanted]
         if len(data) < wanted:
-            raise self._damage_error(f"ends in the middle of a record of {length} bytes: it was cut short", start)
+            raise DamagedFile(
+                f"{self._name} ends in the middle of a record of {length} bytes: it was cut short ({where})."
+            )
         return data
 
     def _count_good_lengths(self, data: bytes, bounds: np.ndarray) -> int:
@@ -433,9 +440,6 @@ class TFRecordReader(SequentialReader):
     def _describe_place(self, offset: int, after: int = 0) -> str:
         record = "" if self._first is None else f"record {self._first + after}, "
         return f"{record}at byte {offset}"
-
-    def _damage_error(self, what: str, offset: int, after: int = 0) -> DamagedFile:
-        return DamagedFile(f"{self._name} {what} ({self._describe_place(offset, after)}).")
 
     def _find_number(self, offset: int) -> int | None:
         """Return the number of the record that begins at a byte.

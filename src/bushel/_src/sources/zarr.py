@@ -79,8 +79,12 @@ class ZarrFormat(ArrayFormat):
         except FileNotFoundError:
             if watch.failure is not None:
                 raise watch.failure from None
-            how = " Zipped stores are not supported: unzip it." if self.path.endswith(".zip") else ""
-            raise FileNotFoundError(f"{self.name} is not a Zarr store: it has no metadata of one.{how}") from None
+            if self.path.endswith(".zip"):
+                raise FileNotFoundError(
+                    f"{self.name} is not a Zarr store: it has no metadata of one. Zipped stores are not supported: "
+                    "unzip it."
+                ) from None
+            raise FileNotFoundError(f"{self.name} is not a Zarr store: it has no metadata of one.") from None
         except (ImportError, PermissionError, DamagedFile):
             raise
         except Exception as error:  # damaged metadata can cause any error

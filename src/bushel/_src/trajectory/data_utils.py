@@ -289,7 +289,7 @@ def get_entry(tree: Mapping[str, Any], name: str, *, of: str = "A trajectory", h
     1
     """
     if name not in tree:
-        raise ValueError(f"{of} needs {name!r}, this one has {sorted(tree)}.{hint and ' ' + hint}")
+        raise ValueError(f"{of} has no {name!r}, only {sorted(tree)}. {hint}".rstrip())
     return tree[name]
 
 
@@ -489,7 +489,7 @@ def relabel_actions(traj: Mapping[str, Any]) -> Tree:
     >>> relabel_actions(traj)["action"].tolist()
     [[7.0, 7.0, 7.0, 7.0, 7.0, 7.0, 1.0]]
     """
-    state = get_entry(get_entry(traj, "observation"), "state", of="Relabelling an observation")[:, :6]
+    state = get_entry(get_entry(traj, "observation"), "state", of="The observation")[:, :6]
     shorter = tree_map(lambda leaf: leaf[:-1], traj)
     moved, gripper = state[1:] - state[:-1], get_entry(traj, "action")[:-1, -1:]
     return shorter | {"action": get_namespace(moved, gripper).concatenate([moved, gripper], axis=1)}
@@ -539,10 +539,12 @@ def combine_dataset_statistics(
     names = {name: None for stats in all_dataset_statistics for name, value in stats.items() if _has_moments(value)}
     for name in names:
         having = [stats for stats in all_dataset_statistics if name in stats]
-        counts = np.array([float(get_entry(stats, "num_transitions", of="Statistics")) for stats in having])
+        counts = np.array(
+            [float(get_entry(stats, "num_transitions", of="The dict of statistics of a data set")) for stats in having]
+        )
         parts = {}
         for key in ("mean", "std", "min", "max"):
-            owner = f"Statistics of {name}"
+            owner = f"The dict of statistics of {name}"
             values = [np.asarray(get_entry(stats[name], key, of=owner), np.float64) for stats in having]
             if len(widths := {value.shape for value in values}) > 1:
                 raise ValueError(
@@ -556,7 +558,9 @@ def combine_dataset_statistics(
         whole = {**extremes, "mean": mean, "std": np.sqrt(variance)}
         combined[name] = {key: value.tolist() for key, value in whole.items()}
     for count in ("num_trajectories", "num_transitions"):
-        numbers = [int(get_entry(stats, count, of="Statistics")) for stats in all_dataset_statistics]
+        numbers = [
+            int(get_entry(stats, count, of="The dict of statistics of a data set")) for stats in all_dataset_statistics
+        ]
         combined[count] = numbers if reproduces_faults(compat) else sum(numbers)
     return combined
 
@@ -605,6 +609,8 @@ def filter_success_droid(trajectory: Mapping[str, Any]) -> bool:
     >>> filter_success_droid({"traj_metadata": {"episode_metadata": {"file_path": [b"/r2d2/success/x.h5"]}}})
     True
     """
-    metadata = get_entry(get_entry(trajectory, "traj_metadata"), "episode_metadata", of="The metadata of a trajectory")
+    metadata = get_entry(
+        get_entry(trajectory, "traj_metadata"), "episode_metadata", of="The traj_metadata of a trajectory"
+    )
     path = get_entry(metadata, "file_path", of="The metadata of a DROID trajectory")[0]
     return re.fullmatch(rb".*/success/.*", path.encode() if isinstance(path, str) else bytes(path)) is not None

@@ -473,12 +473,12 @@ def _checked(path: str | os.PathLike[str], options: Options | None, *, needs_che
     with file_access.open_stream(path, options) as file:
         data = file.read()
     try:
-        found = checked_files.parse_json(data, redact.show(path), needs_checksum=needs_checksum)
-        wrong = _wrong(found)
-        if wrong is not None:
-            raise ValueError(wrong)
+        found = checked_files.parse_json(data, "The file", needs_checksum=needs_checksum)
     except ValueError as error:
-        raise ValueError(f"The statistics in {redact.show(path)} cannot be read: {error}. Remove the file.") from error
+        raise ValueError(f"The statistics in {redact.show(path)} cannot be read. {error} Remove the file.") from error
+    wrong = _wrong(found)
+    if wrong is not None:
+        raise ValueError(f"The statistics in {redact.show(path)} cannot be used. {wrong} Remove the file.")
     return found
 
 
@@ -486,10 +486,10 @@ def _wrong(found: Mapping[str, Any]) -> str | None:
     """Return what is wrong with statistics; None if they have the form of `summary`. Other entries are allowed."""
     action = found.get("action")
     if not isinstance(action, Mapping) or not {"mean", "std"} <= set(action):
-        return "it has no mean and std of the action"
+        return "They have no mean and std of the action."
     for name, entries in found.items():
         if isinstance(entries, str):  # no file has texts: it may be a checksum whose key is damaged
-            return f"its entry {name!r} is a text"
+            return f"Their entry {name!r} is a text."
         numbers = _NUMBERS & set(entries) if isinstance(entries, Mapping) and "mean" in entries else ()
         for key in sorted(numbers):
             try:
@@ -497,7 +497,7 @@ def _wrong(found: Mapping[str, Any]) -> str | None:
             except ValueError:  # lists of different lengths
                 fits = False
             if not fits:
-                return f"{name}/{key} must be numbers, but is {str(entries[key])[:80]!r}"
+                return f"Their entry {name}/{key} must be numbers, but is {str(entries[key])[:80]!r}."
     return None
 
 

@@ -195,8 +195,14 @@ def _check_not_empty(
     """Raise ValueError for a data set without samples: an endless mixture would wait for its first sample forever."""
     if not len(left):
         active = ", ".join(f"{name}={value}" for name, value in filters.items() if value is not None)
-        why = f"{active} removes all {before} {several}" if before else "there was none before the transforms"
-        raise ValueError(f"No {one} of {samples.name} is left: {why}. Loosen the filter, or leave the data set out.")
+        if not before:
+            raise ValueError(
+                f"No {one} of {samples.name} is left: there was none before the transforms. Leave the data set out."
+            )
+        raise ValueError(
+            f"No {one} of {samples.name} is left: {active} removes all {before} {several}. Loosen the filter, or leave "
+            "the data set out."
+        )
 
 
 def _filter_frames(samples: Samples, frame_filter: Callable[[Tree], Any]) -> np.ndarray:

@@ -226,8 +226,8 @@ def open_episodes(
     given = dict(as_mapping(format_options or {}, f"format_options of {name}"))
     known = [argument for argument in inspect.signature(opener).parameters if argument not in _COMMON]
     if given and not known:
-        raise ValueError(f"Data set {name!r}: the format {format!r} has no format_options; got {sorted(given)}.")
-    refuse_unknown(given, known, f"Data set {name!r}: the format {format!r}", "option")
+        raise ValueError(f"The format {format!r} of data set {name!r} has no format_options; got {sorted(given)}.")
+    refuse_unknown(given, known, f"The format {format!r} of data set {name!r}", "option")
     if "cache_dir" in known:
         given = {"cache_dir": cache_dir, **given}
     return opener(name, data_dir, storage_options=storage_options, **given)

@@ -348,8 +348,9 @@ class _ShardJob:
                 yield frames
         self.folder.write(_name_facts(self.shard), checked_files.json_bytes({"facts": facts}))
 
-    def describe(self) -> str:
-        return f"wrote episodes {self.shard.low} to {self.shard.high - 1} into {self.folder.name}"
+    @property
+    def shown(self) -> str:
+        return f"the episodes {self.shard.low} to {self.shard.high - 1} of {self.folder.name}"
 
 
 def _run(
@@ -527,5 +528,6 @@ class _VideoJob:
                 )
             yield pixels
 
-    def describe(self) -> str:
-        return f"encoded {redact.show(self.name)}"
+    @property
+    def shown(self) -> str:
+        return redact.show(self.name)

@@ -373,14 +373,18 @@ class _CameraFrames:
             if not isinstance(content, np.ndarray):
                 if not len(content):
                     raise ValueError(f"{self._where}: step {step} has no image, but a video has a frame for each step.")
+                way_out = "Leave the camera out (drop), or keep images in the rows (codec=None, --codec none)."
+                if self._in_video and has_16_bits(content):
+                    raise ValueError(
+                        f"{self._where}: the image of step {step} has 16 bits, as depth has, and a video keeps 8 of "
+                        f"them. {way_out}"
+                    )
                 try:
-                    if self._in_video and has_16_bits(content):
-                        raise ValueError("It has 16 bits, as depth has, and a video keeps 8 of them.")
                     content = decode_image(content)
                 except ValueError as error:
-                    where = f"{self._where}: step {step}"
-                    way = "Leave the camera out (drop), or keep images in the rows (codec=None, --codec none)."
-                    raise ValueError(f"{where}: {error} {way}") from error
+                    raise ValueError(
+                        f"{self._where}: the image of step {step} cannot be decoded. {error} {way_out}"
+                    ) from error
             if content.shape[2] == 1:
                 content = np.repeat(content, 3, axis=2)
             yield content[:, :, :3]

@@ -426,7 +426,7 @@ def _call_oxe(function: Callable[..., Any], given: Any) -> Any:
     refuse_unknown(arguments, known, "oxe_kwargs", "argument")
     missing = [name for name, entry in known.items() if entry.default is entry.empty and name not in arguments]
     if missing:
-        raise ValueError(f"oxe_kwargs needs {' and '.join(missing)}; got {sorted(arguments)}.")
+        raise ValueError(f"oxe_kwargs lacks {' and '.join(missing)}; it has {sorted(arguments)}.")
     return function(**arguments)
 
 
@@ -472,8 +472,8 @@ def _from_fields(kind: type[Any], given: Mapping[str, Any], needed: Sequence[str
     refuse_unknown(given, _list_fields(kind), kind.__name__)
     missing = [name for name in needed if name not in given]
     if missing:
-        name = f" {given['name']!r}" if "name" in given else ""
-        raise ValueError(f"{kind.__name__}{name} needs {' and '.join(missing)}; got {sorted(given)}.")
+        owner = f"The {kind.__name__} of {given['name']!r}" if "name" in given else f"A {kind.__name__}"
+        raise ValueError(f"{owner} lacks {' and '.join(missing)}; it has {sorted(given)}.")
     return kind(**given)
 
 

@@ -81,7 +81,9 @@ def _find_scale(x: Any, stats: Mapping[str, Any], type: NormalizationType | Scal
     if np.dtype(x.dtype).kind in "biu":
         raise TypeError(f"Only floating point numbers can be normalised, got {x.dtype}. Cast them first.")
     low, high = ("mean", "std") if read_normalization_type(type) is NormalizationType.NORMAL else ("p01", "p99")
-    center, spread = (np.asarray(get_entry(stats, name, of="Statistics"), np.float64) for name in (low, high))
+    center, spread = (
+        np.asarray(get_entry(stats, name, of="The dict of statistics"), np.float64) for name in (low, high)
+    )
     if low == "p01":
         spread = spread - center
     if center.shape != x.shape[x.ndim - center.ndim :] or spread.shape != center.shape:
@@ -158,7 +160,7 @@ def _scale_entries(
     skip_norm_keys: Collection[str],
 ) -> Tree:
     def scale(tree: Mapping[str, Any], name: str, of: str) -> Any:
-        stats = get_entry(metadata, name, of="Normalisation by these statistics")
+        stats = get_entry(metadata, name, of="The dict of statistics")
         return function(get_entry(tree, name, of=of), stats, type)
 
     changed: Tree = dict(traj)

@@ -212,7 +212,7 @@ def _decode(content: bytes, scratch: Scratch | None = None) -> np.ndarray:
             check_image(image)
             pixels = _read_png(image, content) if content.startswith(_PNG) else np.array(image.convert("RGB"))
     except TooLarge as error:
-        raise TooLarge(f"These {len(content)} bytes are an image that is not decoded: {error}.") from None
+        raise TooLarge(f"These {len(content)} bytes are an image that is not decoded: {error}") from None
     except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as error:
         raise ValueError(f"These {len(content)} bytes are not a complete image: {error}") from error
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
@@ -230,7 +230,7 @@ def _decode_jpeg(content: bytes, scratch: Scratch | None) -> np.ndarray:
             simplejpeg.decode_jpeg(content, _COLOURS[colours], fastdct=True, fastupsample=False, buffer=pixels)
             return pixels
     except TooLarge as error:
-        raise TooLarge(f"These {len(content)} bytes are an image that is not decoded: {error}.") from None
+        raise TooLarge(f"These {len(content)} bytes are an image that is not decoded: {error}") from None
     except ValueError as error:
         raise ValueError(f"These {len(content)} bytes are not a complete JPEG image: {error}") from error
     raise ValueError(f"This JPEG image has the colours {colours}. Convert it to RGB or grey before it is stored.")

@@ -104,7 +104,7 @@ class Restructure:
         try:
             return function(trajectory)
         except StatementError as error:
-            raise ValueError(f"Data set {self.name!r}: {error}.") from error
+            raise ValueError(f"Data set {self.name!r}: {error}") from error
 
     def _join_states(self, observation: Tree, rows: int) -> np.ndarray:
         parts = [

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import paths
 from bushel._src.sources.decompression import decompress_zlib
-from bushel._src.trajectory.config_values import Function, identify_function, load_function
+from bushel._src.trajectory.config_values import Function, identify_function, load_function, refuse_unknown
 from bushel._src.trajectory.data_utils import Tree, binarize_gripper_actions, rel2abs_gripper_actions, to_objects
 
 _POLE = 1e-6
@@ -131,17 +130,18 @@ def _concatenate(*parts: np.ndarray) -> np.ndarray:
     dtypes, rows = {part.dtype.name for part in parts}, {len(part) for part in parts}
     if len(dtypes) > 1:
         raise ValueError(
-            f'arrays of the dtypes {", ".join(part.dtype.name for part in parts)} are not joined; ["float32", x] casts'
+            f"Arrays of the dtypes {', '.join(part.dtype.name for part in parts)} are not joined. "
+            'Cast them with ["float32", x].'
         )
     if len(rows) > 1 or len({part.ndim for part in parts}) > 1:
-        raise ValueError(f"arrays of the shapes {', '.join(str(part.shape) for part in parts)} cannot be joined")
+        raise ValueError(f"Arrays of the shapes {', '.join(str(part.shape) for part in parts)} cannot be joined.")
     return np.concatenate(parts, axis=-1)
 
 
 def _binarize(positions: np.ndarray) -> np.ndarray:
     if not len(positions):
         raise ValueError(
-            "no step is left, so the gripper has no last state. ignore_errors=True leaves such trajectories out"
+            "No step is left, so the gripper has no last state. ignore_errors=True leaves such trajectories out."
         )
     return binarize_gripper_actions(positions)
 
@@ -170,7 +170,7 @@ def _inflate(values: np.ndarray, width: int) -> np.ndarray:
     rows = [np.frombuffer(decompress_zlib(bytes(value)), "<f4") for value in values.tolist()]
     for row in rows:
         if len(row) != width:
-            raise ValueError(f"the compressed data have {len(row)} numbers, but should have {width}")
+            raise ValueError(f"The compressed data have {len(row)} numbers, but should have {width}.")
     return np.stack(rows).astype(np.float32) if rows else np.zeros((0, width), np.float32)
 
 
@@ -234,7 +234,8 @@ class Statements:
             try:
                 _STATEMENTS[name].run(tree, *arguments)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
-                raise StatementError(f"{self.name} fails at {_show(statement)}: {error}") from error
+                sentence = str(error) if str(error).endswith(".") else f"{error}."  # NumPy's errors have no full stop
+                raise StatementError(f"{self.name} fails at {_show(statement)}: {sentence}") from error
         return tree
 
 
@@ -292,7 +293,7 @@ def get_path(tree: Mapping[str, Any], path: str) -> Any:
     for key in path.split(SEPARATOR):
         if not isinstance(inner, Mapping) or key not in inner:
             has = f"has {', '.join(sorted(inner))}" if isinstance(inner, Mapping) else "is an array"
-            raise _MissingEntry(f"there is no {path!r}; {repr(above) if above else 'the trajectory'} {has}")
+            raise _MissingEntry(f"There is no {path!r}: {repr(above) if above else 'the trajectory'} {has}.")
         inner, above = inner[key], f"{above}{SEPARATOR}{key}" if above else key
     return inner
 
@@ -314,7 +315,7 @@ def _find_parent(tree: Tree, path: str, create: bool = False) -> tuple[Tree, str
 def _get_array(tree: Tree, path: str) -> np.ndarray:
     value = get_path(tree, path)
     if isinstance(value, Mapping):
-        raise ValueError(f"{path!r} is a dict with {', '.join(sorted(value))}, but an array is needed")
+        raise ValueError(f"{path!r} is a dict with {', '.join(sorted(value))}, but an array is needed.")
     return np.asarray(value)
 
 
@@ -344,7 +345,7 @@ def _choose_existing(tree: Tree, *expressions: Any) -> Any:
         except _MissingEntry:
             if number == len(expressions) - 1:
                 raise
-    raise ValueError("there is nothing to choose from")
+    raise ValueError("There is nothing to choose from.")
 
 
 _FROM_TREE: dict[str, Callable[..., Any]] = {"zero_state": _make_zero_state, "either": _choose_existing}
@@ -414,7 +415,7 @@ def _swap_sometimes(tree: Tree, path: str, other: str) -> None:
 def _get_dict(tree: Tree, path: str) -> Tree:
     inner = get_path(tree, path)
     if not isinstance(inner, dict):
-        raise ValueError(f"{path!r} is an array, but entries below it are needed")
+        raise ValueError(f"{path!r} is an array, but entries below it are needed.")
     return inner
 
 
@@ -479,10 +480,7 @@ def _get_name(given: Any, owner: str, known: Mapping[str, Any] | Sequence[str], 
     """Return the first element of a statement or an expression, after a check that there is one of this name."""
     if not isinstance(given, tuple) or not given:
         raise ValueError(f"{owner}: each {what} must be a list that begins with its name, got {given!r}.")
-    if given[0] not in known:
-        near = difflib.get_close_matches(str(given[0]), list(known), 1, 0.5)
-        way = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
-        raise ValueError(f"{owner} has no {what} {given[0]!r}. {way}")
+    refuse_unknown([given[0]], known, owner, what)
     return given[0]
 
 

@@ -71,7 +71,7 @@ def find_paraphrases(paraphrases_repo: Any, paraphrases_filename: Any) -> str:
         cached = hub.try_to_load_from_cache(repo, filename, repo_type="dataset")
     except ValueError as error:  # a name that the hub does not allow
         raise FileNotFoundError(
-            f"paraphrases_repo={repo!r} is neither a folder nor a name on the hub: {error}"
+            f"paraphrases_repo={repo!r} is neither a folder nor a name on the hub. The hub says: {error}"
         ) from error
     if not isinstance(cached, str):
         raise FileNotFoundError(

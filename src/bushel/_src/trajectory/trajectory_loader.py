@@ -195,9 +195,9 @@ def make_interleaved_dataset(
     if headless and not reproduces_faults(compat):
         _report_headless(headless, names)
     if balance_weights:
-        hint = "These are the dataset_statistics that were given for {}."
+        hint = "balance_weights=True needs it. Pass dataset_statistics that have it, or leave them out."
         sizes = [
-            float(get_entry(facts, "num_transitions", of="balance_weights=True", hint=hint.format(name)))
+            float(get_entry(facts, "num_transitions", of=f"The dict of statistics given for {name}", hint=hint))
             for name, facts in statistics.items()
         ]
         weights = [weight * size for weight, size in zip(weights, sizes)]
@@ -300,11 +300,14 @@ _SHAPING: dict[str, Callable[[Transforms], Any]] = {
 def _check_equal(setting: str, values: Mapping[str, Any]) -> None:
     if any(value != next(iter(values.values())) for value in values.values()):
         listing = ", ".join(f"{value} for {name}" for name, value in values.items())
-        more = " For shorter histories set override_window_size, which masks the rest." * (setting == "window_size")
-        raise ValueError(
+        sentences = [
             f"{setting} must be the same for all data sets of a mixture, since all samples have one shape; it is "
-            f"{listing}.{more} See override_traj_transform_kwargs."
-        )
+            f"{listing}.",
+            "See override_traj_transform_kwargs.",
+        ]
+        if setting == "window_size":
+            sentences.insert(1, "For shorter histories set override_window_size, which masks the rest.")
+        raise ValueError(" ".join(sentences))
 
 
 def _check_widths(name: str, columns: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ OPEN_CLUSTER = (
 )
 
 MIXED = (
-    " This process has a token (RAY_AUTH_MODE=token). If the head of the cluster was started without it, everybody can "
+    "This process has a token (RAY_AUTH_MODE=token). If the head of the cluster was started without it, everybody can "
     "use the head, and Ray ends each of your actors before it begins: start the head again with RAY_AUTH_MODE=token."
 )
 """The likely reason if no actor starts and this process has a token. Ray itself names another reason."""

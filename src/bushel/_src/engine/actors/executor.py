@@ -265,8 +265,8 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
         member.busy_since = time.monotonic() if len(member.jobs) > 1 else None
         self._finish(member, job, outcome)
 
-    def _on_broken(self, member: ActorHandle, what: str, pickled: bytes, text: str) -> None:
-        self._report_broken(member, what, _unpack_error(pickled, text))
+    def _on_broken(self, member: ActorHandle, sentence: str, pickled: bytes, text: str) -> None:
+        self._report_broken(member, sentence, _unpack_error(pickled, text))
 
     # Actors that start, that are killed, and that die.
 
@@ -314,8 +314,10 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
             self._start_worker(member.index)
 
     def _explain_deaths(self, worker: ActorHandle) -> str:
-        where = "." if self._init_name is None else f", perhaps in worker_init_fn={self._init_name}."
-        return where + (cluster.MIXED if worker.place is None and cluster.asks_for_token() else "")
+        causes = [] if self._init_name is None else [f"Perhaps worker_init_fn={self._init_name} ends the actors."]
+        if worker.place is None and cluster.asks_for_token():
+            causes.append(cluster.MIXED)
+        return " ".join(causes)
 
     def _update_announcements(self) -> None:
         careful = [member for member in self.workers if member.running and member.running.careful]

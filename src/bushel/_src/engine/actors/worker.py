@@ -99,8 +99,8 @@ class ActorWorker:
         if keeps_default_memory():
             _keep_freed_memory()
         if (version := cluster.read_version()) != setup.version:
-            what = f"node {self._host} has Bushel {version}, and this process has Bushel {setup.version}"
-            return "broken", what, *pack_error(RuntimeError("Install the same version of Bushel everywhere."))
+            sentence = f"Node {self._host} has Bushel {version}, and this process has Bushel {setup.version}."
+            return "broken", sentence, *pack_error(RuntimeError("Install the same version of Bushel everywhere."))
         with contextlib.suppress(OSError):  # another machine may not have this folder
             os.chdir(setup.folder)
         sys.path.extend(entry for entry in setup.search_path if entry not in sys.path)
@@ -109,7 +109,7 @@ class ActorWorker:
         try:
             call_init(setup.init, setup.index, setup.count)
         except BaseException as error:
-            return self._give_up("worker_init_fn failed", error)
+            return pack_broken(f"worker_init_fn failed on node {self._host}.", error)
         context = ray.get_runtime_context()
         return "ready", ActorLocation(context.get_node_id(), self._host, os.getpid(), cluster.asks_for_token())
 
@@ -120,7 +120,7 @@ class ActorWorker:
                 own = [bytearray(part.data) if part.nbytes < PRIVATE_BYTES else part.data for part in buffers]
                 self._programs[number] = pickle.loads(pickled, buffers=own)
         except BaseException as error:
-            return self._give_up("a worker cannot load the pipeline", error)
+            return pack_broken(f"A worker on node {self._host} cannot load the pipeline.", error)
         return ("loaded",)
 
     def forget(self, number: int) -> None:
@@ -165,9 +165,6 @@ class ActorWorker:
                 ray.get(announcer.announce.remote(self._name, job, low, high))
 
         return announce
-
-    def _give_up(self, what: str, error: BaseException) -> Answer:
-        return pack_broken(what, error, f" (on node {self._host})")
 
 
 def _keep_freed_memory() -> None:

@@ -316,17 +316,17 @@ def forget_program(programs: dict[int, Program | StreamProgram], number: int) ->
         program.close()
 
 
-def pack_broken(what: str, error: BaseException, where: str = "") -> tuple[str, str, bytes, str]:
+def pack_broken(sentence: str, error: BaseException) -> tuple[str, str, bytes, str]:
     """Return the message that ends the pool with an error which any other worker would meet, too.
 
     Args:
-      what: what has failed, as the beginning of a sentence.
-      where: the place of the worker, which the message adds to `what`.
+      sentence: what has failed, and where, as a whole sentence.
+      error: the error that a call has raised.
     """
     if not isinstance(error, Exception):  # a SystemExit or KeyboardInterrupt would end the consumer
-        stopped = RuntimeError(f"{what}: it raised {type(error).__name__}({', '.join(map(repr, error.args))}).")
+        stopped = RuntimeError(f"{sentence} It raised {type(error).__name__}({', '.join(map(repr, error.args))}).")
         error = stopped.with_traceback(error.__traceback__)
-    return "broken", what + where, *pack_error(error)
+    return "broken", sentence, *pack_error(error)
 
 
 def pack_result(

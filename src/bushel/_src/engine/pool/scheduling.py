@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from bushel._src.base.errors import WorkerDied, WorkerTimeout
@@ -103,13 +103,13 @@ class Suspicion:
         rate = (self.others + 2 * math.sqrt(self.others) + 3) / max(self.quiet_s, 1e-9)
         return _bound_poisson(rate * sum(max(run_s, SHORTEST_RUN_S) for run_s in runs_s[1:]), len(runs_s) - 1) <= CHANCE
 
-    def describe(self, deaths: int, kind: str) -> str:
-        """Return how it was proven, as the end of a sentence and one more."""
+    def describe(self, name: str, deaths: int, kind: str) -> str:
+        """Return how it was proven that `name`, such as an element, kills workers: in whole sentences."""
         others = f"{self.others} other{'s' * (self.others != 1)}" if self.others else "no other worker"
         return (
-            f"killed {deaths} {kind} one after the other. Each of them died while it did nothing else. The "
+            f"{name} killed {deaths} {kind} one after the other. Each of them died while it did nothing else. The "
             f"pauses between them grew to {self.longest_pause_s:.2f} s, and {others} died meanwhile, so no kill from "
-            "outside is likely to be the cause"
+            "outside is likely to be the cause."
         )
 
 
@@ -228,11 +228,13 @@ class Blame:
                 attempts[job] = max(suspected, key=lambda suspicion: suspicion.not_before)
         return attempts
 
-    def make_error(self, job: Job, low: int, high: int, what: str | None, counted: int) -> WorkerDied:
+    def make_error(
+        self, job: Job, low: int, high: int, explain: Callable[[str], str] | None, counted: int
+    ) -> WorkerDied:
         """Return the error that names the element at positions [low, high) of a job.
 
         Args:
-          what: what the element has done, as the end of a sentence; None if it took too long.
+          explain: makes sentences that say what the element has done, of its name; None if it took too long.
           counted: how many counting steps it has reached, if the job had to ask for the counts.
         """
         program = job.task.program
@@ -240,10 +242,10 @@ class Blame:
         records = "; ".join(map(str, merge_origins(origin for at in positions for origin in program.origins(at))))
         made_of = f" ({records})" if records else ""
         name = f"Computing {program.describe_elements(low, high)}{made_of}"
-        if what is None:
+        if explain is None:
             error: WorkerDied = WorkerTimeout(f"{name} took longer than timeout_s={self._timeout_s} s, twice.")
         else:
-            error = WorkerDied(f"{name} {what}.")
+            error = WorkerDied(explain(name))
         counts = job.task.counts  # if they were known beforehand, the element has reached all counting steps
         error.at, error.counted = (low, high), counted if counts is None else len(counts)
         return error

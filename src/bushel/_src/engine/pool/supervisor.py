@@ -11,6 +11,7 @@ import collections
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -112,8 +113,9 @@ class PoolSupervisor(abc.ABC, Generic[W]):
             if jobs and since is not None:
                 first, seconds = jobs[0], time.monotonic() - since
                 what = first.task.program.describe_elements(*(first.announced or (first.task.low, first.high)))
-                stack = self._read_stack(worker) if job in jobs else "."
-                lines.append(f"{self._describe_worker(worker)} has been computing {what} for {seconds:.1f} s{stack}")
+                stack = self._read_stack(worker) if job in jobs else None
+                line = f"{self._describe_worker(worker)} has been computing {what} for {seconds:.1f} s"
+                lines.append(f"{line}." if stack is None else f"{line}:\n{stack}")
         return "\n".join([*lines, *self._describe_start()]) or "No worker has begun to compute it."
 
     def forget(self, tickets: list[Ticket]) -> None:
@@ -193,7 +195,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
 
     @abc.abstractmethod
     def _explain_deaths(self, worker: W) -> str:
-        """Return the likely cause if workers die one after the other, as the end of a sentence."""
+        """Return the likely cause if workers die one after the other, as sentences; empty if it is not known."""
 
     @overridable
     def describe_nodes(self) -> tuple[str, ...]:
@@ -213,9 +215,9 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         """Return a worker's name and place, as the beginning of a sentence."""
 
     @overridable
-    def _read_stack(self, worker: W) -> str:
-        """Return where in the code a worker is, as the end of a sentence. By default this is not known."""
-        return "."
+    def _read_stack(self, worker: W) -> str | None:
+        """Return where in the code a worker is. By default this is not known, which is None."""
+        return None
 
     @overridable
     def _describe_start(self) -> list[str]:
@@ -361,9 +363,16 @@ class PoolSupervisor(abc.ABC, Generic[W]):
             # the same positions now.
             if killer is not None and not job.footprint.released:
                 low, high, deaths = killer
-                what = f"{suspicion.describe(deaths, self.kind)}; the last one {how}"
                 self._blame.acquit(job.program, *activity.row)
-                self._end_before(worker, job, activity.row[0], low, high, what, activity.counted)
+                self._end_before(
+                    worker,
+                    job,
+                    activity.row[0],
+                    low,
+                    high,
+                    lambda name: f"{suspicion.describe(name, deaths, self.kind)} The last one {how}.",
+                    activity.counted,
+                )
         elif activity.doing is Doing.BLOCK and job is not None:
             job.careful = True
             self._blame.record_block_death(job.program, job.at, job.high, now)
@@ -373,8 +382,12 @@ class PoolSupervisor(abc.ABC, Generic[W]):
             suspicion = self._blame.record_death_alone(program, row, row, begun, now)
             if (killer := suspicion.find_killer()) is not None:
                 where = f"worker_init_fn={self._init_name}" if is_init else "loading the pipeline"
-                what = f"{self.kind.capitalize()} keep dying before they finish anything: {where}"
-                self._give_up(WorkerDied(f"{what} {suspicion.describe(killer[2], self.kind)}; the last one {how}."))
+                self._give_up(
+                    WorkerDied(
+                        f"{self.kind.capitalize()} keep dying before they finish anything: "
+                        f"{suspicion.describe(where, killer[2], self.kind)} The last one {how}."
+                    )
+                )
             return suspicion.not_before - now
         else:
             self._blame.record_other_death()
@@ -390,12 +403,14 @@ class PoolSupervisor(abc.ABC, Generic[W]):
                 row = job.task.low + (place[0] - job.task.low) // unit * unit
                 self._end_before(worker, job, row, *place, None, activity.counted)
 
-    def _end_before(self, worker: W, job: Job, row: int, low: int, high: int, what: str | None, counted: int) -> None:
+    def _end_before(
+        self, worker: W, job: Job, row: int, low: int, high: int, explain: Callable[[str], str] | None, counted: int
+    ) -> None:
         """End a job before the row that an element at positions [low, high) is part of, with the error that names it.
 
         If rows before it have no result yet, they are computed once more, and the error comes after them.
         """
-        error = self._blame.make_error(job, low, high, what, counted)
+        error = self._blame.make_error(job, low, high, explain, counted)
         if row > job.at:
             job.error_after_rows, job.high, job.careful, job.timeouts = error, row, False, 0
             return
@@ -415,7 +430,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
                     f"{self.kind.capitalize()} keep dying before they finish anything ({self._fruitless} deaths in "
                     f"{stuck_s:.0f} s). No death is proven to be the fault of an element. Find out what kills them, "
                     "such as a limit of memory or another program, and make a new iterator from the last state. The "
-                    f"last one {how}{self._explain_deaths(worker)}"
+                    f"last one {how}. {self._explain_deaths(worker)}".rstrip()
                 )
             )
         few = 3 * self._num_workers + 3
@@ -435,9 +450,9 @@ class PoolSupervisor(abc.ABC, Generic[W]):
                 worker.busy_since = now  # its death arrives later; it is not killed twice until then
                 self._kill(worker)
 
-    def _report_broken(self, worker: W, what: str, error: BaseException) -> None:
+    def _report_broken(self, worker: W, sentence: str, error: BaseException) -> None:
         """End the pool with an error that any other worker would meet, too."""
-        add_note(error, f"bushel: {what}.")
+        add_note(error, f"bushel: {sentence}")
         if worker.jobs and isinstance(error, ImportError):
             add_note(error, program_table.explain_import_error(worker.jobs[0].task.program, error))
         self._give_up(error)

@@ -166,7 +166,7 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
         return f"Worker {worker.index} (process {worker.pid})"
 
     def _read_stack(self, worker: ProcessHandle) -> str:
-        return f":\n{self._stacks.read(worker.pid)}"
+        return self._stacks.read(worker.pid)
 
     def _wake(self) -> None:
         self._connections.wake()
@@ -306,8 +306,8 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
     def _on_failed(self, worker: ProcessHandle, number: int, pickled: bytes, text: str) -> None:
         self._finish_first(worker, number, unpack_error(pickled, text))
 
-    def _on_broken(self, worker: ProcessHandle, what: str, pickled: bytes, text: str) -> None:
-        self._report_broken(worker, what, unpack_error(pickled, text))
+    def _on_broken(self, worker: ProcessHandle, sentence: str, pickled: bytes, text: str) -> None:
+        self._report_broken(worker, sentence, unpack_error(pickled, text))
 
     def _finish_first(self, worker: ProcessHandle, number: int, outcome: Any) -> None:
         assert worker.jobs[0].number == number, "workers answer in order"
@@ -357,7 +357,7 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
                 worker.seen_since, worker.busy_since = activity.since, time.monotonic()
 
     def _explain_deaths(self, worker: ProcessHandle) -> str:
-        return "."
+        return ""
 
     def _end_workers(self) -> None:
         for worker in self.workers:

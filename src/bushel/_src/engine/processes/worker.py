@@ -81,7 +81,7 @@ class _ProcessWorker:
                 raise
             except BaseException as error:
                 # Errors of the user's functions are caught further in. Any other worker would fail in the same way.
-                self._give_up(f"a worker process failed at {kind!r}, which is a fault of Bushel's", error)
+                self._give_up(f"A worker process failed at {kind!r}, which is a fault of Bushel's.", error)
 
     def _on_whereabouts(self, descriptor: int) -> None:
         self._whereabouts = Whereabouts(descriptor)
@@ -103,7 +103,7 @@ class _ProcessWorker:
         try:
             call_init(init, index, count)
         except BaseException as error:
-            self._give_up("worker_init_fn failed", error)
+            self._give_up("worker_init_fn failed.", error)
         self._whereabouts.end()
 
     def _on_program(self, number: int, size: int, places: list[tuple[int, int]], descriptor: int) -> None:
@@ -112,12 +112,12 @@ class _ProcessWorker:
             with wire.track_pipeline_classes():
                 self._programs[number] = load_object(descriptor, size, places)
         except BaseException as error:
-            self._give_up("a worker cannot load the pipeline", error)
+            self._give_up("A worker process cannot load the pipeline.", error)
         self._whereabouts.end()
 
-    def _give_up(self, what: str, error: BaseException) -> NoReturn:
+    def _give_up(self, sentence: str, error: BaseException) -> NoReturn:
         """Send the consumer an error that ends the pool, and ends this worker."""
-        self._channel.send(pack_broken(what, error))
+        self._channel.send(pack_broken(sentence, error))
         raise Closed from None
 
     def _on_forget(self, number: int) -> None:

@@ -68,14 +68,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _ZygoteLost(Exception):
-    """The zygote is dead or useless. The text continues a sentence that begins with "it".
+    """The zygote is dead or useless. The text is a sentence that says what happened to it.
 
     Args:
       by_signal: whether a signal from outside has killed or stopped it.
     """
 
-    def __init__(self, what: str, *, by_signal: bool):
-        super().__init__(what)
+    def __init__(self, sentence: str, *, by_signal: bool):
+        super().__init__(sentence)
         self.by_signal = by_signal
 
 
@@ -160,7 +160,7 @@ class Starter:
                 # probably do so, too: there is one more attempt only.
                 if attempt == (MAX_STARTS if lost.by_signal else 2):
                     raise RuntimeError(
-                        f"Bushel cannot start the helper process that forks its workers: it {lost}. It was started "
+                        f"Bushel cannot start the helper process that forks its workers. {lost} It was started "
                         f"{attempt} times in a row. Its error messages, if it has printed any, are above."
                     ) from None
 
@@ -177,10 +177,10 @@ class Starter:
             self._wait_for_answer(control)
             (number, answer), _ = control.receive()
             if number != self._requests:
-                raise _ZygoteLost(f"has answered request {number} instead of {self._requests}", by_signal=False)
+                raise _ZygoteLost(f"It has answered request {number} instead of {self._requests}.", by_signal=False)
         except Closed:
             code = self._kill_zygote(_DYING_S)
-            raise _ZygoteLost(describe_exit(code), by_signal=code < 0) from None
+            raise _ZygoteLost(f"It {describe_exit(code)}.", by_signal=code < 0) from None
         except BaseException:
             self._kill_zygote()
             raise
@@ -193,9 +193,9 @@ class Starter:
             was_stopped, stopped = stopped, _is_stopped(self._process.pid)
             # Twice: at the first check, all processes of a paused job (Ctrl-Z) may just be waking up.
             if was_stopped and stopped:
-                raise _ZygoteLost("was stopped by a signal", by_signal=True)
+                raise _ZygoteLost("It was stopped by a signal.", by_signal=True)
             if time.monotonic() > deadline:
-                raise _ZygoteLost(f"has not answered for {ANSWER_S:.0f} s", by_signal=False)
+                raise _ZygoteLost(f"It has not answered for {ANSWER_S:.0f} s.", by_signal=False)
 
     def _kill_zygote(self, patience_s: float = 0.0) -> int:
         """End the zygote, and with it the workers that it has forked. Return its exit code.

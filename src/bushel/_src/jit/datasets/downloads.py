@@ -46,8 +46,9 @@ def fetch(remote: Remote, folder: Path, also_in: Sequence[Path] = ()) -> Path:
     try:
         download(remote, folder)
     except (OSError, _NotDownloaded) as error:
+        reason = str(error) if isinstance(error, _NotDownloaded) else f"The error was: {error}."
         raise FileNotFoundError(
-            f"{remote.name} is not in {folder}, and {remote.url} could not be downloaded ({error}). "
+            f"{remote.name} is not in {folder}, and {remote.url} could not be downloaded. {reason} "
             "Download the file on a machine with a network connection and put it into that folder."
         ) from error
     return folder / remote.name
@@ -65,7 +66,7 @@ def download(remote: Remote, folder: Path) -> None:
             digest.update(block)
             file.write(block)
         if remote.md5 is not None and digest.hexdigest() != remote.md5:
-            raise _NotDownloaded(f"its MD5 is {digest.hexdigest()}, but should be {remote.md5}")
+            raise _NotDownloaded(f"Its MD5 is {digest.hexdigest()}, but should be {remote.md5}.")
 
 
 def _receive(remote: Remote) -> Iterator[bytes]:
@@ -81,9 +82,9 @@ def _receive(remote: Remote) -> Iterator[bytes]:
                     yield block
                     bar.show(received)
     except (OSError, http.client.HTTPException, ValueError) as error:  # urllib raises a ValueError for a malformed URL
-        raise _NotDownloaded(str(error)) from error
+        raise _NotDownloaded(f"The error was: {error}.") from error
     if length is not None and received != length:
-        raise _NotDownloaded(f"the connection ended after {received} of {length} bytes")
+        raise _NotDownloaded(f"The connection ended after {received} of {length} bytes.")
 
 
 @contextlib.contextmanager

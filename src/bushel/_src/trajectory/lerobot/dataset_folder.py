@@ -81,7 +81,7 @@ def read_depth_code(info: Mapping[str, Any]) -> DepthCode | None:
     given = {new: float(info[f"video.{old}"]) for old, new in names.items() if info.get(f"video.{old}") is not None}
     code = DepthCode(use_log=bool(info.get("video.use_log", True)), **given)
     if not code.min_m < code.max_m or (code.use_log and code.min_m + code.shift_m <= 0):
-        raise ValueError(f"its depth code cannot be right: {code}")
+        raise ValueError(f"Its depth code cannot be right: {code}.")
     return code
 
 
@@ -111,7 +111,7 @@ def fill_template(template: str, **values: int | str) -> str:
     try:
         parts = list(string.Formatter().parse(template))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the template {_shorten(template)} cannot be read: {error}") from None
+        raise ValueError(f"The template {_shorten(template)} cannot be read: {error}.") from None
     found = []
     for text, field, spec, conversion in parts:
         found.append(text)
@@ -119,20 +119,20 @@ def fill_template(template: str, **values: int | str) -> str:
             continue
         if field not in values:
             raise ValueError(
-                f"the template {_shorten(template)} has the field {_shorten(field)}; it may have "
-                f"{', '.join(map(repr, values))}"
+                f"The template {_shorten(template)} has the field {_shorten(field)}; it may have "
+                f"{', '.join(map(repr, values))}."
             )
         if conversion or not _WIDTH.fullmatch(spec or "") or (spec and isinstance(values[field], str)):
             raise ValueError(
-                f"the template {_shorten(template)} formats {field!r} by {_shorten(spec or conversion or '')}; only "
-                "a width of at most 99 digits, such as ':03d', is known"
+                f"The template {_shorten(template)} formats {field!r} by {_shorten(spec or conversion or '')}; only "
+                "a width of at most 99 digits, such as ':03d', is known."
             )
         found.append(format(values[field], spec or ""))
     name = "".join(found)
     if len(name) > _LONGEST:
-        raise ValueError(f"the template {_shorten(template)} makes a path of {len(name)} characters")
+        raise ValueError(f"The template {_shorten(template)} makes a path of {len(name)} characters.")
     if ".." in name.split("/"):
-        raise ValueError(f"the template {_shorten(template)} leads out of the folder of the data set")
+        raise ValueError(f"The template {_shorten(template)} leads out of the folder of the data set.")
     return name
 
 
@@ -281,7 +281,9 @@ class LeRobotFolder:
             try:
                 depth = read_depth_code(entry.get("info") or entry.get("video_info") or {})
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{self._show('meta/info.json')}: the feature {name!r}: {error}.") from error
+                raise ValueError(
+                    f"{self._show('meta/info.json')}: the depth of the feature {name!r} cannot be decoded. {error}"
+                ) from error
             if depth is None:
                 warnings.warn(
                     f"{self._show('meta/info.json')}: the feature {name!r} is depth in a video of 8 bits. How it is "
@@ -350,8 +352,8 @@ class LeRobotFolder:
             found = parquet.ParquetFile(io.BufferedReader(local_files.FileStream(file), 1 << 16))
         except (arrow.ArrowException, OSError) as error:
             raise DamagedFile(
-                f"{self._show(name)} is not a complete Parquet file: {error} A recording that was stopped before "
-                "finalize() leaves such files."
+                f"{self._show(name)} is not a complete Parquet file. A recording that was stopped before finalize() "
+                f"leaves such files. pyarrow says: {error}"
             ) from error
         remember_footer(found, file)
         return found
@@ -474,19 +476,21 @@ class LeRobotFolder:
         """Return where the frames of an episode and camera are. Raise ValueError where `meta` does not say it."""
         template = self.info.get("video_path")
         if not template:
-            raise ValueError("meta/info.json has no video_path")
+            raise ValueError("meta/info.json has no video_path.")
         if self.version == 2:
             chunk = episode // int(self.info.get("chunks_size") or 1000)
             place = {"episode_chunk": chunk, "video_key": camera, "episode_index": episode}
             return VideoPlace(self._fill("video_path", template, **place), 0.0)
         facts = self.episode_facts.get(episode)
         if facts is None:
-            raise ValueError("meta/episodes has no row for it")
+            raise ValueError("meta/episodes has no row for this episode.")
         values: list[float] = []
         for part in ("chunk_index", "file_index", "from_timestamp"):
             value = facts.get(f"videos/{camera}/{part}")
             if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ValueError(f"meta/episodes has no value for videos/{camera}/{part}, it is {value}")
+                raise ValueError(
+                    f"meta/episodes has the value {value} for videos/{camera}/{part}, which is not a finite number."
+                )
             values.append(value)
         place = {"video_key": camera, "chunk_index": int(values[0]), "file_index": int(values[1])}
         stop = facts.get(f"videos/{camera}/to_timestamp")
@@ -498,7 +502,7 @@ class LeRobotFolder:
         try:
             return fill_template(template, **values)
         except ValueError as error:
-            raise DamagedFile(f"{self._show('meta/info.json')}: {name} is wrong: {error}.") from None
+            raise DamagedFile(f"{self._show('meta/info.json')}, {name}: {error}") from None
 
     # Statistics and splits.
 

@@ -82,11 +82,10 @@ def _convert_numbers(column: Any, feature: LeRobotFeature, shown: str, episode: 
     while types.is_list(values.type) or types.is_large_list(values.type) or types.is_fixed_size_list(values.type):
         values = values.flatten()
     if not types.is_primitive(values.type) or len(values) != count * size or values.null_count:
-        where = _find_odd_row(column, size, episode)
         raise DamagedFile(
             f"{shown} has another schema than meta/info.json: {feature.name!r} should have {size} numbers in each "
             f"row, shape {list(feature.shape)}, but the column is {column.type} with {len(values)} numbers in {count} "
-            f"rows{where}."
+            f"rows. {_find_odd_row(column, size, episode)}".rstrip()
         )
     raw = values.to_numpy(zero_copy_only=False)
     if raw.dtype.kind not in "biuf":
@@ -134,7 +133,9 @@ def _find_odd_row(column: Any, size: int, episode: np.ndarray | None) -> str:
     """Return where the first row with another number of values is, for a message."""
     for row, value in enumerate(column.to_pylist()):
         if value is None or _count(value) != size:
-            return f"; the first such row is row {row}" + ("" if episode is None else f" of episode {episode[row]}")
+            if episode is None:
+                return f"The first such row is row {row}."
+            return f"The first such row is row {row} of episode {episode[row]}."
     return ""
 
 
@@ -197,8 +198,10 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> LeRobotRows:
             stacklevel=5,
         )
     if not pieces:
-        first = next(iter(lost.values()), "there is no Parquet file in the folder data")
-        raise DamagedFile(f"{redact.show(folder.path)}: no file of rows can be read: {first}")
+        shown = redact.show(folder.path)
+        if not lost:
+            raise DamagedFile(f"{shown} has no file of rows: there is no Parquet file in its folder data.")
+        raise DamagedFile(f"No file of rows of {shown} can be read. The first error: {next(iter(lost.values()))}")
     columns = {feature.name: np.concatenate([piece[feature.name] for piece in pieces]) for feature in wanted}
     files = np.repeat(np.arange(len(names)), counts)
     places = np.arange(len(files))
@@ -262,12 +265,12 @@ def _find_faults(
     uneven = ~(np.abs(steps - 1 / folder.fps) <= tolerance_s + rounding)
     uneven[starts] = False
     for wrong, describe in (
-        (frame != expected, lambda row: f"frame_index is {frame[row]} where {expected[row]} should come"),
+        (frame != expected, lambda row: f"frame_index is {frame[row]} where {expected[row]} should come."),
         (
             uneven,
             lambda row: (
                 f"timestamp goes from {seconds[row - 1]:.6g} to {seconds[row]:.6g} s, but meta/info.json says "
-                f"{folder.fps:g} fps, and tolerance_s is {tolerance_s:g}"
+                f"{folder.fps:g} fps. The tolerance is tolerance_s={tolerance_s:g}."
             ),
         ),
     ):
@@ -275,7 +278,6 @@ def _find_faults(
         owners = np.searchsorted(starts, found, "right") - 1
         firsts = np.unique(owners, return_index=True)[1]
         for place, row in zip(owners[firsts].tolist(), found[firsts].tolist()):
-            key = "frame_index" if wrong is not uneven else "timestamp"
             file = f"{redact.show(folder.path)}/{names[int(rows.files[place])]}"
             episode = int(rows.episodes[place])
-            rows.faults.setdefault(episode, f"episode {episode}, {key} in {file}: {describe(row)}")
+            rows.faults.setdefault(episode, f"Episode {episode} in {file}: {describe(row)}")

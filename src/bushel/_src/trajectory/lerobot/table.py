@@ -58,7 +58,7 @@ def find_overlaps(spans: Sequence[Span], fps: float, tolerance_s: float = 1e-4) 
     frames are meant.
 
     >>> find_overlaps([Span(0, 10, 0.0, 1.0), Span(1, 10, 0.5, 1.5)], fps=10)[1]
-    'its span from 0.5 to 1.5 s begins before the end of episode 0, at 1 s'
+    'Its span from 0.5 to 1.5 s begins before the end of episode 0, at 1 s.'
     """
     slack, wrong = 0.5 / fps + tolerance_s, {}
     before: Span | None = None
@@ -67,18 +67,20 @@ def find_overlaps(spans: Sequence[Span], fps: float, tolerance_s: float = 1e-4) 
         needed = span.start_s + span.length / fps
         stop = needed if span.stop_s is None else span.stop_s
         if span.start_s < -slack:
-            wrong[span.episode] = f"its span begins at {span.start_s:.6g} s"
+            wrong[span.episode] = f"Its span begins at {span.start_s:.6g} s, before the beginning of the video."
         elif stop < needed - slack:
             wrong[span.episode] = (
-                f"its span from {span.start_s:.6g} to {stop:.6g} s is too short for {span.length} rows at {fps:g} fps"
+                f"Its span from {span.start_s:.6g} to {stop:.6g} s is too short for {span.length} rows at {fps:g} fps."
             )
         elif before is not None and span.start_s < end - slack:
             wrong[span.episode] = (
-                f"its span from {span.start_s:.6g} to {stop:.6g} s begins before the end of episode {before.episode}, "
-                f"at {end:.6g} s"
+                f"Its span from {span.start_s:.6g} to {stop:.6g} s begins before the end of episode {before.episode}, "
+                f"at {end:.6g} s."
             )
             # Which of the two is wrong cannot be seen.
-            wrong.setdefault(before.episode, f"its span ends at {end:.6g} s, after the begin of episode {span.episode}")
+            wrong.setdefault(
+                before.episode, f"Its span ends at {end:.6g} s, after the beginning of episode {span.episode}."
+            )
         if max(stop, needed) > end:
             before, end = span, max(stop, needed)
     return wrong
@@ -102,7 +104,7 @@ def align_frames(
     array([5, 6, 7])
     """
     if not len(times):
-        raise ValueError("the video has no frames")
+        raise ValueError("The video has no frames.")
     # `timestamp` is float32, which is off by more than the tolerance after some minutes. `frame_index / fps` is exact.
     given, exact = seconds.astype(np.float64), numbers / fps
     rounding = 2 * np.spacing(np.abs(seconds).astype(np.float32)).astype(np.float64) + 1e-6
@@ -120,13 +122,13 @@ def align_frames(
         rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else 0.0
         if np.isfinite(wanted[row]) and wanted[row] > times[-1] + tolerance_s:
             raise ValueError(
-                f"frame {row} should be shown at {wanted[row]:.6g} s, but the video ends at {times[-1]:.6g} s "
-                f"({len(times)} frames); {len(wrong)} of {len(wanted)} frames of the episode are missing"
+                f"Frame {row} should be shown at {wanted[row]:.6g} s, but the video ends at {times[-1]:.6g} s "
+                f"({len(times)} frames). {len(wrong)} of {len(wanted)} frames of the episode are missing."
             )
         raise ValueError(
-            f"frame {row} should be shown at {wanted[row]:.6g} s, and the nearest frame of the video is shown at "
+            f"Frame {row} should be shown at {wanted[row]:.6g} s, and the nearest frame of the video is shown at "
             f"{times[frames[row]]:.6g} s, {distance[row]:.3g} s away; tolerance_s is {tolerance_s:g}. The video has "
-            f"{rate:.4g} frames per second, the rows {fps:g}"
+            f"{rate:.4g} frames per second, the rows {fps:g}."
         )
     return frames
 
@@ -196,19 +198,15 @@ def _build(folder: LeRobotFolder, tolerance_s: float, on_error: BadEpisodes) -> 
     rows = read_rows(folder, tolerance_s)
     _report_lengths(rows, folder)
     _find_unknown_tasks(rows, folder)
-    broken = [f"{text}" for text in rows.lost_files.values()] + list(rows.faults.values())
+    broken = [*rows.lost_files.values(), *rows.faults.values()]
     if broken and on_error == "raise":
-        raise DamagedFile(
-            f"{broken[0]}{'' if len(broken) == 1 else f' ({len(broken)} faults in all.)'} Pass on_error='drop' to "
-            "leave out such episodes."
-        )
+        raise DamagedFile(f"{_show_first(broken)} Pass on_error='drop' to leave out such episodes.")
     videos = _Videos(folder, rows, tolerance_s)
     videos.find()
     if videos.overlaps and on_error == "raise":
         raise DamagedFile(
-            f"{videos.overlaps[0]}{'' if len(videos.overlaps) == 1 else f' ({len(videos.overlaps)} faults in all)'}. "
-            "These episodes would get the frames of others. Correct from_timestamp and to_timestamp in meta/episodes, "
-            "or pass on_error='drop' to leave out such episodes."
+            f"{_show_first(videos.overlaps)} These episodes would get the frames of others. Correct from_timestamp and "
+            "to_timestamp in meta/episodes, or pass on_error='drop' to leave out such episodes."
         )
     dropped = set(rows.faults)
     if on_error == "drop":
@@ -216,19 +214,24 @@ def _build(folder: LeRobotFolder, tolerance_s: float, on_error: BadEpisodes) -> 
     texts = broken + list(videos.faults.values())
     if texts:
         done = {
-            "raise": "Reading their frames raises an error",
-            "drop": "They are left out",
-            "mask": "Their frames are black, and masked",
+            "raise": "Reading their frames raises an error.",
+            "drop": "They are left out.",
+            "mask": "Their frames are black, and masked.",
         }[on_error]
         warnings.warn(
-            f"{redact.show(folder.path)}: {len(texts)} faults in episodes. {done}. The first: {texts[0]}.",
+            f"{redact.show(folder.path)} has {len(texts)} faults in episodes. {done} The first fault: {texts[0]}",
             BushelWarning,
             stacklevel=4,
         )
     kept = ~np.isin(rows.episodes, list(dropped))
     if not kept.any():
-        raise DamagedFile(f"{redact.show(folder.path)} has no episode that can be read. The first fault: {texts[0]}.")
+        raise DamagedFile(f"{redact.show(folder.path)} has no episode that can be read. The first fault: {texts[0]}")
     return _make_table(folder, rows, videos, kept, masked=on_error == "mask")
+
+
+def _show_first(sentences: Sequence[str]) -> str:
+    """Return the first fault, and how many faults there are if it is not the only one."""
+    return sentences[0] if len(sentences) == 1 else f"{sentences[0]} There are {len(sentences)} such faults."
 
 
 def _report_lengths(rows: LeRobotRows, folder: LeRobotFolder) -> None:
@@ -261,12 +264,15 @@ def _find_unknown_tasks(rows: LeRobotRows, folder: LeRobotFolder) -> None:
     file = "meta/tasks.jsonl" if folder.version == 2 else "meta/tasks.parquet"
     for episode in np.unique(owners[missing]).tolist():
         number = int(numbers[missing & (owners == episode)][0])
-        has = f"has the tasks {min(known)} to {max(known)}" if known else "has no tasks"
-        rows.faults.setdefault(
-            episode,
-            f"episode {episode}, task_index: {number} is not a task of the data set: "
-            f"{redact.show(folder.path)}/{file} {has}.",
-        )
+        shown = f"{redact.show(folder.path)}/{file}"
+        if known:
+            fault = (
+                f"Episode {episode} has the task_index {number}, but {shown} has only the tasks {min(known)} to "
+                f"{max(known)}."
+            )
+        else:
+            fault = f"Episode {episode} has the task_index {number}, but {shown} has no tasks."
+        rows.faults.setdefault(episode, fault)
 
 
 class _Videos:
@@ -296,7 +302,7 @@ class _Videos:
                 try:
                     wanted[episode, camera.name] = self._folder.video_place(episode, camera.name)
                 except (ValueError, KeyError, IndexError) as error:
-                    self._note(episode, camera.name, "", f"where its frames are is not known: {error}")
+                    self._note(episode, camera.name, "", f"The place of its frames is not known. {error}")
         for key in self._check_spans(wanted):
             del wanted[key]
         errors = self._open({place.path for place in wanted.values()})
@@ -346,7 +352,7 @@ class _Videos:
         try:
             file = file_access.open_file(self._folder.address(name), options)
         except (FileNotFoundError, NotADirectoryError):
-            return 0, "the file is missing"
+            return 0, "The file is missing."
         try:
             return file.size, read_packet_table(file)
         except DamagedFile as error:
@@ -375,8 +381,8 @@ class _Videos:
                 episode,
                 camera,
                 place.path,
-                f"its frames have {table.stream.height} x {table.stream.width} pixels, and those of other files of the "
-                f"camera {height} x {width}",
+                f"Its frames have {table.stream.height} x {table.stream.width} pixels, and those of other files of the "
+                f"camera {height} x {width}.",
             )
         columns = self._rows.columns
         seconds, numbers = columns["timestamp"][own], columns["frame_index"][own]
@@ -387,9 +393,9 @@ class _Videos:
         self.places[camera][own, 0] = number
         self.places[camera][own, 1] = frames
 
-    def _note(self, episode: int, camera: str, path: str, text: str) -> None:
+    def _note(self, episode: int, camera: str, path: str, sentence: str) -> None:
         where = f" in {redact.show(self._folder.address(path))}" if path else ""
-        self.faults[episode, camera] = f"episode {episode}, {camera}{where}: {text}"
+        self.faults[episode, camera] = f"Episode {episode}, {camera}{where}: {sentence}"
 
 
 def _make_table(

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bushel._src.base import redact
-from bushel._src.base.errors import DamagedFile
+from bushel._src.base.errors import DamagedFile, TooLarge
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import file_access
 from bushel._src.sources.decompression import decompress_zlib
@@ -26,6 +26,7 @@ from bushel._src.sources.paths import Options, Path, expand_path, is_url
 from bushel._src.sources.protocol_buffers import Located, slice_record
 from bushel._src.sources.tfds import (
     JsonEntry,
+    damaged_json_error,
     get_feature_class,
     read_json,
     tensor_dtype,
@@ -78,9 +79,9 @@ def _check_folder(folder: str, name: str, version: str, options: Options | None)
     stored = info["name"].text(), info["version"].text() if "version" in info else ""
     if stored[0] != name or (version and stored[1] != version):
         wanted = f"{name} {version}".strip()
+        shown = " ".join(filter(None, stored))
         raise ValueError(
-            f"{redact.show(folder)} holds the data set {stored[0]} {stored[1]}, not {wanted}. "
-            "Give the folder above it as data_dir."
+            f"{redact.show(folder)} holds the data set {shown}, not {wanted}. Give the folder above it as data_dir."
         )
     return folder
 
@@ -92,7 +93,7 @@ def _choose_config(name: str, base: str, options: Options | None) -> str | None:
         with contextlib.suppress(FileNotFoundError):
             default = read_json(f"{base}/.config/metadata.json", options)["defaultConfigName"]
             if default.text() not in configs:
-                raise default.wrong(f"is none of the configs {', '.join(configs)}")
+                raise damaged_json_error(f"{default.where} is none of the configs {', '.join(configs)}.")
             return default.text()
         raise ValueError(
             f"{redact.show(base)} has several configs: {', '.join(configs)}. "
@@ -124,8 +125,10 @@ def _list_folders(base: str, depth: str, options: Options | None) -> list[str]:
 
 
 def _make_error(name: str, looked: str, there: list[str]) -> FileNotFoundError:
-    what = f"; there are {', '.join(there)}" if there else ""
-    return FileNotFoundError(f"There is no prepared data set {name!r}: {redact.show(looked)} holds no {_INFO}{what}.")
+    missing = f"There is no prepared data set {name!r}: {redact.show(looked)} holds no {_INFO}."
+    if not there:
+        return FileNotFoundError(missing)
+    return FileNotFoundError(f"{missing} These data sets are there: {', '.join(there)}.")
 
 
 Kind = Literal["numbers", "strings", "image", "packed"]
@@ -284,10 +287,10 @@ class Values:
         """Return the places of the byte strings of a leaf in the record: (start, size)."""
         entry = self._located.get(leaf.stored_name)
         if entry is None:
-            raise self.wrong(leaf, "the record does not have it")
+            raise self.wrong(leaf, "The record does not have it.")
         if entry.places is None:
             if entry.numbers is not None and len(entry.numbers):
-                raise self.wrong(leaf, "it should be bytes, but it is numbers")
+                raise self.wrong(leaf, "It should be bytes, but it is numbers.")
             return np.zeros((0, 2), np.int64)
         return entry.places
 
@@ -295,7 +298,7 @@ class Values:
         """Return the places of a leaf that is one image per step."""
         places = self.places(leaf)
         if len(places) != steps:
-            raise self.wrong(leaf, f"{len(places)} images are stored for {steps} steps")
+            raise self.wrong(leaf, f"{len(places)} images are stored for {steps} steps.")
         return places
 
     def read(self, leaf: FeatureLeaf, steps: int | None, *, unpack: bool) -> Any:
@@ -307,14 +310,14 @@ class Values:
         if leaf.stored_name not in self._located:
             if steps is None and leaf.optional:
                 return _make_default(leaf)
-            raise self.wrong(leaf, "the record does not have it")
+            raise self.wrong(leaf, "The record does not have it.")
         rows = self._read_rows(leaf, {0: 1, 1: -1 if steps is None else steps}.get(rank, -1), unpack=unpack)
         if rank == 0:
             return rows[0]
         if rank > 1:
             rows = self._group_rows(leaf, rows)
         if steps is not None and len(rows) != steps:
-            raise self.wrong(leaf, f"{len(rows)} values are stored for {steps} steps")
+            raise self.wrong(leaf, f"{len(rows)} values are stored for {steps} steps.")
         return rows
 
     def _read_rows(self, leaf: FeatureLeaf, count: int, *, unpack: bool) -> np.ndarray:
@@ -333,14 +336,14 @@ class Values:
         try:
             return flat.reshape(count, *shape)
         except ValueError:
-            raise self.wrong(leaf, f"{len(flat)} values are stored, which do not make {count} of {shape}") from None
+            raise self.wrong(leaf, f"{len(flat)} values are stored, which do not make {count} of {shape}.") from None
 
     def _unpack(self, leaf: FeatureLeaf, flat: np.ndarray, count: int, *, unpack: bool) -> Any:
         """Return arrays that are stored as bytes: the bytes, or with `unpack` the arrays, stacked if they have one
         shape.
         """
         if 0 <= count != len(flat):
-            raise self.wrong(leaf, f"{len(flat)} values are stored, not {count}")
+            raise self.wrong(leaf, f"{len(flat)} values are stored, but there should be {count}.")
         if not unpack:
             return flat
         if not len(flat):
@@ -353,8 +356,10 @@ class Values:
                 np.frombuffer(decompress_zlib(value) if leaf.encoding == "zlib" else value, leaf.dtype).reshape(shape)
                 for value, shape in zip(flat, np.reshape(shapes, (len(flat), len(leaf.shape))))
             ]
+        except TooLarge as error:
+            raise TooLarge(f"{self._where}: a value of {leaf.name} is not read: {error}") from None
         except (zlib.error, ValueError) as error:
-            raise self.wrong(leaf, f"a value cannot be unpacked ({error})") from error
+            raise self.wrong(leaf, f"A value cannot be unpacked: {error}.") from error
         return np.stack(rows) if len({row.shape for row in rows}) == 1 else to_objects(rows)
 
     def _group_rows(self, leaf: FeatureLeaf, rows: np.ndarray) -> np.ndarray:
@@ -362,12 +367,14 @@ class Values:
         if -1 not in inner:
             per_step = math.prod(inner)
             if per_step < 1 or len(rows) % per_step:
-                raise self.wrong(leaf, f"{len(rows)} values are stored, which do not make sequences of {inner}")
+                raise self.wrong(leaf, f"{len(rows)} values are stored, which do not make sequences of {inner}.")
             return rows.reshape(len(rows) // per_step, *inner, *rows.shape[1:])
         for level in reversed(range(len(inner))):
             ends = np.cumsum(self._numbers(f"{leaf.name}/ragged_row_lengths_{level}", leaf)).tolist()
             if (ends[-1] if ends else 0) != len(rows):
-                raise self.wrong(leaf, f"{len(rows)} values are stored, and lengths that add up to {ends[-1:]}")
+                raise self.wrong(
+                    leaf, f"{len(rows)} values are stored, but their lengths add up to {ends[-1] if ends else 0}."
+                )
             rows = to_objects([rows[low:high] for low, high in zip([0, *ends], ends)])
         return rows
 
@@ -375,13 +382,13 @@ class Values:
         entry = self._located.get(name)
         if entry is None or entry.numbers is None:
             if entry is not None and entry.places is not None and len(entry.places):
-                raise self.wrong(leaf, "it should be numbers, but it is bytes")
+                raise self.wrong(leaf, "It should be numbers, but it is bytes.")
             return np.zeros(0, np.int64)
         return entry.numbers
 
-    def wrong(self, leaf: FeatureLeaf, why: str) -> DamagedFile:
+    def wrong(self, leaf: FeatureLeaf, sentence: str) -> DamagedFile:
         """Return the error for a leaf that differs from its declaration."""
-        return DamagedFile(f"{self._where}: {leaf.name} is not what features.json says: {why}.")
+        return DamagedFile(f"{self._where}: {leaf.name} is not what features.json says. {sentence}")
 
 
 def _cast(values: np.ndarray, dtype: str) -> np.ndarray:
