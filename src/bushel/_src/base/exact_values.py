@@ -138,7 +138,7 @@ def _split_longdouble(array: np.ndarray) -> list[tuple[str, np.ndarray]]:
 
 
 def whole_text(text: np.str_ | np.bytes_) -> str | bytes:
-    r"""NumPy's text or bytes as Python's, with the zeros at its end, which `str`, `item` and arrays leave out.
+    r"""Return NumPy's text or bytes as Python's, with the zeros at its end, which `str`, `item` and arrays leave out.
 
     >>> whole_text(np.bytes_(b"a\0"))
     b'a\x00'
@@ -166,7 +166,7 @@ class _ElementPickler(pickle.Pickler):
 
 
 def dump_elements(value: Any) -> bytes:
-    """Pickles elements like `pickle.dumps`, and keeps the zeros at the end of NumPy's texts."""
+    """Pickle elements like `pickle.dumps`, and keeps the zeros at the end of NumPy's texts."""
     with io.BytesIO() as file:
         _ElementPickler(file, protocol=5).dump(value)
         return file.getvalue()

@@ -372,7 +372,7 @@ def missing_in_module(module: str, name: str, names: Iterable[str]) -> str:
 
 
 def explain_index(index: Any) -> str:
-    """What to write instead of `ds[index]`, if the index looks like one of another library."""
+    """Return what to write instead of `ds[index]`, if the index looks like one of another library."""
     if isinstance(index, str):
         return f"Write `ds[0][{index!r}]` for an entry of one element, `ds.map(lambda x: x[{index!r}])` for all."
     if isinstance(index, list) or getattr(index, "ndim", 0):

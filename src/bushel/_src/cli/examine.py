@@ -13,7 +13,7 @@ from bushel._src.cli.parser import Commands, add_storage_option, parse_setting
 
 
 def add_view(commands: Commands) -> None:
-    """Adds the parser of `bushel view`."""
+    """Add the parser of `bushel view`."""
     parser = commands.add_parser(
         "view",
         help="shows data, or a running program, in the browser",

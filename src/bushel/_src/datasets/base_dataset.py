@@ -392,7 +392,7 @@ def _read_element(any_node: Node, index: int) -> Any:
 
 
 def take_elements(map_node: MapNode, indices: np.ndarray) -> Block:
-    """The elements of a map node at these indices, of which there is at least one. An error names its element."""
+    """Return the elements of a map node at these indices, of which there is at least one. An error names its element."""
     if map_node.length == 0:
         raise IndexError(f"{map_node.call()} is empty: it has no element {int(indices[0])}.")
     if identity.NODE_IDENTITY not in map_node.__dict__:
@@ -406,7 +406,7 @@ def take_elements(map_node: MapNode, indices: np.ndarray) -> Block:
 
 
 def check_indices(indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The indices of `get` as an array, if they are whole numbers."""
+    """Return the indices of `get` as an array, if they are whole numbers."""
     positions = np.asarray(indices)
     if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
         first = f" The first {indices} elements are `ds.take({indices})`." if isinstance(indices, int) else ""
@@ -415,7 +415,7 @@ def check_indices(indices: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def check_count(count: Any, what: str) -> int:
-    """`count` of `take`, `limit` or `skip`; a list of indices, which `get` takes, is refused."""
+    """Return `count` of `take`, `limit` or `skip`; a list of indices, which `get` takes, is refused."""
     if isinstance(count, (list, tuple, range, np.ndarray)):
         raise TypeError(f"{what} takes a number, got {count!r}. Write `ds.get(indices)` for the elements at indices.")
     return checks.not_negative(count, "count")
@@ -455,7 +455,7 @@ _RETURNING = ("map", "map_with_index", "random_map", "filter", *_VALUES)
 
 
 def check_values(values: Any, what: str) -> Any:
-    """Values of records for the operation `what`; a function is refused if it cannot be called with an element."""
+    """Return values of records for the operation `what`; a function is refused if it cannot be called with an element."""
     is_function = callable(values) or isinstance(values, tf.Map)
     return check_transform(values, tf.Map, what) if is_function else values
 

@@ -54,7 +54,7 @@ def column(
     storage_options: Mapping[str, Any] | None = None,
     trust_source: bool = False,
 ) -> Column:
-    """The column of `function` over the records of `node`; see `MapDataset.column`."""
+    """Return the column of `function` over the records of `node`; see `MapDataset.column`."""
     if cache_dir is None:
         given = {"storage_options": storage_options is not None, "trust_source": trust_source}
         checks.unused(given, "without cache_dir, since nothing is kept", "Write cache_dir=folder")
@@ -358,7 +358,7 @@ def check_groups(values: Any, node: MapNode, whole: MapNode) -> np.ndarray:
 
 
 def split_records(node: MapNode, shares: Any, seed: int, by: Any, hashed: bool) -> list[MapNode]:
-    """The parts of a split, each as a copy of the pipeline that reads other records; see `MapDataset.split`."""
+    """Return the parts of a split, each as a copy of the pipeline that reads other records; see `MapDataset.split`."""
     if isinstance(shares, (str, bytes)) or not isinstance(shares, (Mapping, Sequence, np.ndarray)):
         raise TypeError(f"`split` takes the shares of the parts, such as [0.9, 0.1]; got {shares!r}.")
     checked = select.check_split_sizes(list(shares.values() if isinstance(shares, Mapping) else shares))
@@ -379,7 +379,10 @@ _CHECKS = {"where": check_mask, "sample": check_weights, "order_by": check_sorta
 
 
 def choose_elements(node: MapNode, values: Any, what: str, rule: select.Rule) -> MapNode:
-    """The elements that a rule chooses by their values, for the operation `what`: "where", "sample" or "order_by"."""
+    """Return the elements that a rule chooses by their values, for the operation `what`:
+
+    "where", "sample" or "order_by".
+    """
     checked = check_values(values, what)
 
     def build(inner: MapNode) -> MapNode:
@@ -389,7 +392,7 @@ def choose_elements(node: MapNode, values: Any, what: str, rule: select.Rule) ->
 
 
 def pack_elements(node: MapNode, lengths: Any, *options: Any) -> MapNode:
-    """Rows packed from the elements of a node, each epoch as the first if it repeats; see `MapDataset.pack`.
+    """Return rows packed from the elements of a node, each epoch as the first if it repeats; see `MapDataset.pack`.
 
     `options` are the length of a row, the strategy, the window, the seed and the largest number of sequences.
     """
@@ -435,7 +438,7 @@ def bucket_elements(
     padding: Any,
     batch_fn: Any,
 ) -> MapNode:
-    """Batches of the elements of a node with similar lengths; see `MapDataset.bucket`."""
+    """Return batches of the elements of a node with similar lengths; see `MapDataset.bucket`."""
     checked = check_values(lengths, "bucket")
     if batch_fn is not None:
         padded = isinstance(padding, Mapping) or padding != 0

@@ -467,7 +467,7 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
 
 @public("bushel.experimental")
 def get_element_spec(ds: MapDataset[Any] | IterDataset[Any]) -> Any:
-    """Shapes and dtypes of a dataset's elements, without reading any.
+    """Return shapes and dtypes of a dataset's elements, without reading any.
 
     >>> get_element_spec(MapDataset.range(5).batch(2, drop_remainder=True))
     ShapeDtypeStruct(shape=(2,), dtype=<class 'numpy.int64'>)
@@ -477,7 +477,7 @@ def get_element_spec(ds: MapDataset[Any] | IterDataset[Any]) -> Any:
 
 @public("bushel.experimental")
 def apply_transformations(ds: Any, transformations: Any) -> Any:
-    """`ds.apply(transformations)`, under Grain's older name.
+    """Return `ds.apply(transformations)`, under Grain's older name.
 
     >>> from bushel.transforms import Batch
     >>> list(apply_transformations(MapDataset.range(4), [Batch(2)]))

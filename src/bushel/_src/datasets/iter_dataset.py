@@ -411,7 +411,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
 
     @explains_arguments("Write `ds.window_shuffle(1000, seed=0)`.", buffer_size="Write `window_size={0}`.")
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T_co]:
-        """Shuffle inside windows of `window_size` consecutive elements.
+        """Return shuffle inside windows of `window_size` consecutive elements.
 
         `MapDataset.shuffle` needs no window and mixes better. This is for data that can only be read in order.
 
@@ -648,7 +648,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         return IterPipeline(streams.ToDevice(self._node, device, buffer_size, unsupported, rows))
 
     def seed(self, seed: int) -> IterDataset[T_co]:
-        """Seed the operations that follow: each derives a seed from this one and from its place in the pipeline."""
+        """Return seed the operations that follow: each derives a seed from this one and from its place in the pipeline."""
         return IterPipeline(streams.SeedStream(self._node, checks.seed(seed)))
 
     def iterate_on(self, executor: Executor) -> DatasetIterator[T_co]:

@@ -255,7 +255,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         return blocks.rows_of(self._get_block(indices))
 
     def _get_block(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The elements at these indices: a list, or `Columns` if the pipeline works on whole arrays."""
+        """Return the elements at these indices: a list, or `Columns` if the pipeline works on whole arrays."""
         positions = check_indices(indices)
         return take_elements(self._node, positions) if positions.size else []
 
@@ -439,7 +439,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         return MapPipeline(map_ops.RandomMapElements(self._node, checked, chosen))
 
     def seed(self, seed: int) -> MapDataset[T_co]:
-        """Seed the operations that follow: each derives a seed from this one and from its place in the pipeline.
+        """Return seed the operations that follow: each derives a seed from this one and from its place in the pipeline.
 
         If you add an operation before a shuffle, the seed of the shuffle changes. `shuffle(seed=...)` avoids that.
 
@@ -466,7 +466,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
 
     @explains_arguments("Write `ds.window_shuffle(1000, seed=0)`.", buffer_size="Write `window_size={0}`.")
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T_co]:
-        """Shuffle inside windows of `window_size` consecutive elements, so that elements stay near their place.
+        """Return shuffle inside windows of `window_size` consecutive elements, so that elements stay near their place.
 
         The last window of an epoch may be smaller: no window has elements of two epochs.
 
@@ -693,7 +693,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         seed: int | None = None,
         replacement: bool = True,
     ) -> MapDataset[T_co]:
-        """Draw elements in proportion to `weights`.
+        """Return draw elements in proportion to `weights`.
 
         With replacement an epoch has as many draws as the dataset has elements, spread evenly: an element with the
         share s of all weights comes floor(s * n) or ceil(s * n) times in an epoch of n draws. Without replacement each

@@ -184,7 +184,7 @@ MOST_EMPTY = 9
 
 
 def histogram(values: np.ndarray) -> dict[str, Any] | None:
-    """Count of values in intervals of equal width: {"edges": [...], "counts": [...]}.
+    """Return count of values in intervals of equal width: {"edges": [...], "counts": [...]}.
 
     There are as many bins as have fewer than ten empty ones among them. Edges between whole numbers are halves, and all
     bins then hold equally many whole numbers. None if no value is finite.

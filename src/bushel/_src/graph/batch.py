@@ -50,7 +50,7 @@ def format_batch_call(batch_size: int, drop_remainder: bool, batch_fn: BatchFn |
 
 
 def check_dense(node: MapNode) -> None:
-    """Raises if an element of a node can be missing: a batch of the node's elements would have an unknown size."""
+    """Raise if an element of a node can be missing: a batch of the node's elements would have an unknown size."""
     culprit = _find_sparse_step(node)
     if culprit is not None:
         raise ValueError(
@@ -60,7 +60,7 @@ def check_dense(node: MapNode) -> None:
 
 
 def _find_sparse_step(map_node: MapNode) -> str | None:
-    """The name of the operation that drops elements; None if no element can be missing."""
+    """Return the name of the operation that drops elements; None if no element can be missing."""
     if not map_node.sparse:
         return None
     for parent in map_node.parents:

@@ -456,7 +456,7 @@ def _sort_by_bucket(find_buckets: Callable[[int], np.ndarray], epoch: int) -> np
 
 
 def _stack(rows: list[Any], length: int, padding: Any) -> Any:
-    """Stack rows; the first axis of each leaf is padded to `length`."""
+    """Return stack rows; the first axis of each leaf is padded to `length`."""
     parts = trees.gather_children(rows)
     if parts is not None:
         return parts[1](_stack(column, length, padding) for column in parts[0])

@@ -166,7 +166,10 @@ def tell(text: str) -> None:
 
 
 def _enter(watch: Watch) -> int:
-    """Note that a watched call begins. Return its number; 0 if a call of another function runs in another thread."""
+    """Return note that a watched call begins.
+
+    Return its number; 0 if a call of another function runs in another thread.
+    """
     global _calls
     with _lock:
         _calls += 1
@@ -177,7 +180,7 @@ def _enter(watch: Watch) -> int:
 
 
 def _leave(watch: Watch, number: int) -> _Others:
-    """Note that a watched call has ended. Return which other calls ran at the same time."""
+    """Return note that a watched call has ended. Return which other calls ran at the same time."""
     with _lock:
         if watch in _running:
             _running.remove(watch)

@@ -96,7 +96,7 @@ def mix(
     temperature: float | None,
     when_exhausted: str,
 ) -> MapNode:
-    """A mixture of parts, by Grain's rule or with exact shares. Checks the arguments; see `MapDataset.mix`."""
+    """Return a mixture of parts, by Grain's rule or with exact shares. Check the arguments; see `MapDataset.mix`."""
     if exact or temperature is not None or is_special(weights):
         return mix_exactly(parts, weights, temperature, when_exhausted)
     check_ending(when_exhausted)

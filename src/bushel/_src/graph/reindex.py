@@ -146,7 +146,7 @@ class Listed(Reindex):
 
 
 def select_positions(node: MapNode, positions: slice | Sequence[int]) -> Slice | Listed:
-    """The elements of a slice, or at a list of positions of one epoch. Negative positions count from the end."""
+    """Return the elements of a slice, or at a list of positions of one epoch. Negative positions count from the end."""
     if not isinstance(positions, slice):
         return Listed(node, _check_positions(positions, node.length))
     if positions.step == 0:
@@ -197,7 +197,7 @@ class Repeat(Reindex):
 
 
 def repeat(node: MapNode, num_epochs: int | None, reseed_each_epoch: bool) -> Repeat:
-    """Several epochs of a node that has an end, or endlessly many."""
+    """Return several epochs of a node that has an end, or endlessly many."""
     if num_epochs is not None:
         num_epochs = checks.positive(num_epochs, "num_epochs")
     if node.length >= checks.INFINITE:
@@ -310,7 +310,7 @@ class Concatenate(Select):
 
 
 def concatenate(parts: tuple[MapNode, ...]) -> Concatenate:
-    """Parts one after the other. None of them may be endless."""
+    """Return parts one after the other. None of them may be endless."""
     for part in parts:
         if part.length >= checks.INFINITE:
             raise ValueError(f"Cannot concatenate infinite datasets. {part.call()} is infinite.")
@@ -400,7 +400,7 @@ class Zip(SeveralParents):
 
 
 def zip_parts(parts: tuple[MapNode, ...]) -> Zip:
-    """Tuples of the elements of several parts, which must have one length."""
+    """Return tuples of the elements of several parts, which must have one length."""
     lengths = [part.length for part in parts]
     if len(set(lengths)) != 1:
         shown = ", ".join("endless" if checks.is_endless(length) else str(length) for length in lengths)

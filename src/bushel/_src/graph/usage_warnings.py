@@ -44,7 +44,7 @@ class FilterWatch:
         """How many elements there were so far, if all were None and no filter has dropped them; None otherwise."""
 
     def judge(self, stays: list[bool] | int) -> tuple[int, ValueError] | None:
-        """Count elements, one bool for each, or a number of elements that all stay.
+        """Return count elements, one bool for each, or a number of elements that all stay.
 
         Returns the first of them at which too many had been dropped, with the error that says so.
         """

@@ -60,7 +60,7 @@ class CodeReader:
         self._notes, self._feed = notes, feed
 
     def feed_function(self, sink: Sink, function: types.FunctionType) -> None:
-        """Puts a function into a sink: of the user's, its code and what it reads; of a library, its name."""
+        """Put a function into a sink: of the user's, its code and what it reads; of a library, its name."""
         name = function.__qualname__
         if is_users_code(function) or function.__code__.co_filename.startswith("<doctest "):
             self._notes.refer(
@@ -149,7 +149,9 @@ class CodeReader:
             self._read_import(sink, module, level, taken, names)
 
     def _resolve(self, sink: Sink, names: dict[str, Any], name: str, rest: list[str]) -> tuple[str, tuple[Any, Any]]:
-        """The value at the end of a path of names, as far as it can be told without running anything of the user's."""
+        """Return the value at the end of a path of names, as far as it can be told without running anything of the
+        user's.
+        """
         value, key, path = names[name], (id(names), name), name
         while rest:
             holder = value
@@ -199,7 +201,7 @@ class CodeReader:
         self._notes.refer(sink, ("module", own.name), own, f"module {own.name.rpartition('.')[2]}", "module", read)
 
     def feed_module(self, sink: Sink, module: types.ModuleType) -> None:
-        """Puts a module into a sink: of the user's, its code; of a library, its name."""
+        """Put a module into a sink: of the user's, its code; of a library, its name."""
         is_own_module = is_users_module(module)
         own = find_users_module(module.__name__) if is_own_module else None
         if is_own_module and own is None:  # it was made at run time
@@ -215,7 +217,7 @@ class CodeReader:
             self._refer_module(sink, own)
 
     def feed_code(self, sink: Sink, code: types.CodeType, depth: int) -> None:
-        """Puts the instructions, names and constants of code into a sink."""
+        """Put the instructions, names and constants of code into a sink."""
         behaviour = read_behaviour(code)
         put(sink, "code", behaviour.instructions)
         put(sink, "names", repr(behaviour.names))
@@ -223,7 +225,7 @@ class CodeReader:
             self._feed(sink, constant, depth + 1)
 
     def feed_class_value(self, sink: Sink, kind: type) -> None:
-        """Puts a class into a sink that is itself a value."""
+        """Put a class into a sink that is itself a value."""
         if is_users_code(kind):
             self.refer_class(sink, kind)
         else:
@@ -252,7 +254,7 @@ class CodeReader:
                     self._note_construction(function, path)
 
     def _note_construction(self, function: types.FunctionType, path: tuple[str, ...]) -> None:
-        """Notes what a constructor reads that may still run. It is followed by name only, one step far."""
+        """Note what a constructor reads that may still run. It is followed by name only, one step far."""
         value = function.__globals__.get(path[0])
         if path[0] not in function.__globals__:
             text = f"builtins.{path[0]}"
@@ -313,7 +315,7 @@ class CodeReader:
                 )
 
     def feed_attributes(self, sink: Sink, attributes: dict[str, Any], depth: int) -> None:
-        """Puts attributes into a sink, but those that are words."""
+        """Put attributes into a sink, but those that are words."""
         for name in sorted(attributes, key=str):
             if name not in _NOT_BEHAVIOUR:
                 put(sink, "field", str(name))
@@ -385,7 +387,7 @@ class _WithoutAnnotations(ast.NodeTransformer):
 
 
 def list_modules(module: str, level: int, taken: tuple[str, ...], names: dict[str, Any]) -> list[str]:
-    """The modules that an import statement may load: the one it names, and those it takes from it."""
+    """Return the modules that an import statement may load: the one it names, and those it takes from it."""
     if level:
         package = (names.get("__package__") or names.get("__name__") or "").split(".")
         base = package[: len(package) - level + 1]
@@ -401,7 +403,7 @@ def list_modules(module: str, level: int, taken: tuple[str, ...], names: dict[st
 
 
 def find_users_module(name: str) -> UsersModule | None:
-    """A module of the user's own with a source file; None for any other."""
+    """Return a module of the user's own with a source file; None for any other."""
     loaded = sys.modules.get(name)
     file = getattr(loaded, "__file__", None) if loaded is not None else _find_file(name)
     if not isinstance(file, str) or not file.endswith(".py"):

@@ -133,7 +133,7 @@ class _ValueReader:
         self._objects = 0
 
     def feed(self, sink: Sink, value: Any, depth: int) -> None:
-        """Puts a value into a sink. An object that cannot be read, whatever its class does, counts by its type."""
+        """Put a value into a sink. An object that cannot be read, whatever its class does, counts by its type."""
         try:
             self._feed(sink, value, depth)
         except (MemoryError, RecursionError):
@@ -247,7 +247,7 @@ class _ValueReader:
                 self.feed(sink, value.default_factory, depth + 1)
 
     def _some(self, sink: Sink, values: Any, most: int) -> Any:
-        """The elements of a list that are digested: all of them, or samples."""
+        """Return the elements of a list that are digested: all of them, or samples."""
         if not self.sampled or len(values) <= most:
             return values
         self.notes.were_sampled.append(sink.name)
@@ -479,7 +479,7 @@ class _ValueReader:
         return read_table(value, top)
 
     def _feed_reduced(self, sink: Sink, value: Any, depth: int) -> None:
-        """Digests what pickle would keep of an object without attributes, such as a compiled pattern or a date."""
+        """Digest what pickle would keep of an object without attributes, such as a compiled pattern or a date."""
         try:
             reducer = copyreg.dispatch_table.get(type(value))
             reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)

@@ -62,7 +62,9 @@ class Sink:
         self._kept: list[Any] = []  # no other object can get the id of an object that is kept
 
     def seen(self, value: Any) -> int | None:
-        """The number of an object that went into this hash before; None for a new one, which gets the next number."""
+        """Return the number of an object that went into this hash before; None for a new one, which gets the next
+        number.
+        """
         number = self._numbers.get(id(value))
         if number is None:
             self._numbers[id(value)] = len(self._kept)
@@ -71,13 +73,13 @@ class Sink:
 
 
 def put(sink: Sink, tag: str, data: bytes | str = b"") -> None:
-    """Adds a tag and data to a hash. The length of the data stands between them, so that nothing runs together."""
+    """Add a tag and data to a hash. The length of the data stands between them, so that nothing runs together."""
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     sink.update(f"{tag}:{len(raw)}:".encode() + raw)
 
 
 def hash_texts(tag: str, texts: Iterable[str]) -> str:
-    """The digest of several texts."""
+    """Return the digest of several texts."""
     hashed = hashlib.blake2b(tag.encode(), digest_size=8)
     for text in texts:
         raw = text.encode("utf-8", "surrogatepass")
@@ -104,7 +106,7 @@ class Notes:
         self._built: collections.deque[tuple[str, str, PutContent, bool, str]] = collections.deque()
 
     def follow(self) -> None:
-        """Digests the parts that were met, and those that they meet."""
+        """Digest the parts that were met, and those that they meet."""
         while self._waiting or self._built:
             name, kind, job, may_run, folder = (self._waiting or self._built).popleft()
             sink = Sink(name, may_run, folder)
@@ -112,7 +114,7 @@ class Notes:
             self.dependencies.append(Dependency(name, kind, sink.hexdigest()))
 
     def guard(self, sink: Sink, job: PutContent, what: str) -> None:
-        """Calls a job. Whatever an object's class does, a pipeline can run: what cannot be read counts by its type."""
+        """Call a job. Whatever an object's class does, a pipeline can run: what cannot be read counts by its type."""
         try:
             job(sink)
         except MemoryError:
@@ -123,7 +125,7 @@ class Notes:
     def refer(
         self, sink: Sink, key: Any, kept: Any, name: str, kind: str, job: PutContent, *, may_run: bool = True
     ) -> str:
-        """Puts the name of a part into a sink. The part itself is digested later, once."""
+        """Put the name of a part into a sink. The part itself is digested later, once."""
         label = self._labels.get(key)
         if label is None:
             number = self._counts[name] = self._counts.get(name, 0) + 1
@@ -135,17 +137,17 @@ class Notes:
         return label
 
     def keep(self, value: Any) -> None:
-        """Keeps an object alive, so that its id stays its own."""
+        """Keep an object alive, so that its id stays its own."""
         self._kept.append(value)
 
     def miss(self, sink: Sink, value: Any, why: str) -> None:
-        """Notes that a value counts by its type only."""
+        """Note that a value counts by its type only."""
         kind = type(value).__qualname__
         put(sink, "type", name_of(type(value)))
         self.unseen[sink.name or kind] = f"{kind}: {why}"
 
     def name_library(self, sink: Sink, module: str, name: str) -> None:
-        """Puts the name of something of a library: its package and its own name, without private modules between."""
+        """Put the name of something of a library: its package and its own name, without private modules between."""
         top = module.partition(".")[0]
         text = f"{top.lstrip('_')}.{name}"
         put(sink, "named", text)
@@ -157,11 +159,11 @@ class Notes:
             self.outside.add(text)
 
     def name_class(self, sink: Sink, kind: type) -> None:
-        """Puts the name of a class of a library into a sink; of a class of ours, its constant."""
+        """Put the name of a class of a library into a sink; of a class of ours, its constant."""
         self.name_library(sink, kind.__module__, name_of(kind))
 
     def note_outside(self, sink: Sink, name: str) -> None:
-        """Notes what may read outside the program, if code of this part may still run."""
+        """Note what may read outside the program, if code of this part may still run."""
         if sink.may_run:
             self.outside.add(name)
 
@@ -192,7 +194,7 @@ _PURE_BASES = {"torch.Dataset", "torch.IterableDataset", "torch.Generic", "grain
 
 
 def may_read_outside(name: str) -> bool:
-    """Whether a function or class of a library may read files, time, networks or chance.
+    """Return whether a function or class of a library may read files, time, networks or chance.
 
     >>> may_read_outside("numpy.mean"), may_read_outside("numpy.load"), may_read_outside("h5py.File")
     (False, True, True)

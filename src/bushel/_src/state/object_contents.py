@@ -40,7 +40,7 @@ def find_description(value: Any) -> Any:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes that an object has, without running anything of its class; of ours, by the keys of states."""
+    """Return the attributes that an object has, without running anything of its class; of ours, by the keys of states."""
     kind = type(value)
     attributes = dict(value.__dict__) if isinstance(getattr(value, "__dict__", None), dict) else {}
     for base in kind.__mro__:
@@ -63,7 +63,7 @@ def read_attribute(value: Any, name: str) -> Any:
 
 
 def has_plain_attribute(holder: Any, name: str) -> bool:
-    """Whether `holder.name` is an entry of its `__dict__`, and nothing runs when it is read."""
+    """Return whether `holder.name` is an entry of its `__dict__`, and nothing runs when it is read."""
     kind = type(holder)
     return (
         (kind is types.SimpleNamespace or kind.__getattribute__ is object.__getattribute__)
@@ -81,14 +81,14 @@ def function_of(member: Any) -> Any:
 
 
 def names_of_module(kind: type) -> dict[str, Any]:
-    """The names of the module of a class. A class of a script has a method or two that know them."""
+    """Return the names of the module of a class. A class of a script has a method or two that know them."""
     methods = [member for member in vars(kind).values() if isinstance(member, types.FunctionType)]
     loaded = sys.modules.get(kind.__module__)
     return methods[0].__globals__ if methods else {} if loaded is None else vars(loaded)
 
 
 def folder_of(names: dict[str, Any]) -> str:
-    """The folder of a module with a separator after it; nothing if the module has no file."""
+    """Return the folder of a module with a separator after it; nothing if the module has no file."""
     file = names.get("__file__")
     if not isinstance(file, str):
         return ""
@@ -97,18 +97,21 @@ def folder_of(names: dict[str, Any]) -> str:
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether reading an object would consume it."""
+    """Return whether reading an object would consume it."""
     kind = type(value)
     return hasattr(kind, "__next__") and hasattr(kind, "__iter__")
 
 
 def is_open_handle(value: Any) -> bool:
-    """Whether a value is an open file, a lock, a thread, a generator or a frame."""
+    """Return whether a value is an open file, a lock, a thread, a generator or a frame."""
     return isinstance(value, _HANDLES)
 
 
 def is_masked(value: Any) -> bool:
-    """Whether a value is a masked array. Before anyone has loaded numpy.ma, which takes 10 ms, no value can be one."""
+    """Return whether a value is a masked array.
+
+    Before anyone has loaded numpy.ma, which takes 10 ms, no value can be one.
+    """
     return "numpy.ma" in sys.modules and isinstance(value, np.ma.MaskedArray)
 
 
@@ -140,7 +143,7 @@ def is_users_callable(value: Any) -> bool:
 
 
 def is_found_by_name(value: Any) -> bool:
-    """Whether an object of a library is what its module has under its name, and was not made for the user.
+    """Return whether an object of a library is what its module has under its name, and was not made for the user.
 
     `functools.wraps` gives a wrapper the name and the module of the user's function. So the module must be a library's.
     """
@@ -160,7 +163,9 @@ def show_int(value: int) -> str:
 
 
 def read_content(value: Any) -> Any:
-    """What a type written in C keeps for an object, or for one of a class that inherits from it; None if unknown."""
+    """Return what a type written in C keeps for an object, or for one of a class that inherits from it; None if
+    unknown.
+    """
     kind = type(value)
     if issubclass(kind, (io.BytesIO, io.StringIO)):
         base: Any = io.BytesIO if issubclass(kind, io.BytesIO) else io.StringIO
@@ -192,12 +197,12 @@ _CONTENTS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def find_inside(value: Any) -> list[Any]:
-    """The objects that an object written in C holds, but its type."""
+    """Return the objects that an object written in C holds, but its type."""
     return [inside for inside in gc.get_referents(value) if inside is not type(value)]
 
 
 def is_in_memory(value: Any) -> bool:
-    """Whether an object of a library is an array or a table in memory."""
+    """Return whether an object of a library is an array or a table in memory."""
     top = type(value).__module__.lstrip("_").partition(".")[0]
     if top in ("jax", "jaxlib", "numpy", "torch"):
         return hasattr(value, "__array__") and hasattr(value, "dtype")
@@ -214,7 +219,7 @@ def is_table(value: Any, top: str) -> bool:
 
 
 def take_samples(table: Any, top: str) -> Any:
-    """Some rows of a large table, for a sampled digest; the table itself if it is small."""
+    """Return some rows of a large table, for a sampled digest; the table itself if it is small."""
     if top == "pandas":
         size: Any = table.memory_usage()
         small, rows = np.sum(size) <= FULL_BYTES, getattr(table, "iloc", table)
@@ -229,7 +234,7 @@ def take_samples(table: Any, top: str) -> Any:
 
 
 def read_table(value: Any, top: str) -> Any:
-    """The values of a table in memory of pandas, polars or pyarrow; None for anything else."""
+    """Return the values of a table in memory of pandas, polars or pyarrow; None for anything else."""
     if not is_table(value, top):
         return None
     name = type(value).__name__
@@ -260,7 +265,9 @@ def _read_pandas(column: Any) -> list[Any]:
 
 
 def _read_arrow(column: Any) -> list[bytes]:
-    """The values of a column in Arrow's format, cut in pieces of one size, so that chunks and slices do not count."""
+    """Return the values of a column in Arrow's format, cut in pieces of one size, so that chunks and slices do not
+    count.
+    """
     import pyarrow  # the column is one of its objects
 
     pieces = []
@@ -276,7 +283,7 @@ def _read_arrow(column: Any) -> list[bytes]:
 
 
 def to_numpy(value: Any) -> np.ndarray:
-    """An array of JAX or PyTorch in memory of this process."""
+    """Return an array of JAX or PyTorch in memory of this process."""
     if hasattr(value, "detach"):  # PyTorch
         value = value.detach().cpu().contiguous()
         try:

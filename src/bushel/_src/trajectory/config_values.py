@@ -130,7 +130,7 @@ def make_plain(value: Any) -> Any:
 
 
 def accept_configs(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that expects dicts, so that its arguments may be or contain a `ConfigDict`."""
+    """Return decorate a function that expects dicts, so that its arguments may be or contain a `ConfigDict`."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

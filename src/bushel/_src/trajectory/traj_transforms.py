@@ -318,7 +318,7 @@ def add_pad_mask_dict(traj: Mapping[str, Any], missing: Iterable[str] = ()) -> T
 def pad_actions_and_proprio(
     traj: Mapping[str, Any], max_action_dim: int | None, max_proprio_dim: int | None, *, compat: Compat | None = None
 ) -> Tree:
-    """Pad actions and proprioception with zeros to one width, so that data sets can be mixed.
+    """Return pad actions and proprioception with zeros to one width, so that data sets can be mixed.
 
     Adds `action_pad_mask`, which is false for the zeros. Proprioception is "proprio" and every "proprio_*"; with
     `compat="crossformer"` only "proprio". With None the width stays as it is.

@@ -105,7 +105,7 @@ def _count_mixed(node: MixStream) -> int | None:
 
 
 def trace_outputs(node: Node, indices: np.ndarray) -> Trace:
-    """Trace the outputs at `indices` of a pipeline to the records of its sources.
+    """Return trace the outputs at `indices` of a pipeline to the records of its sources.
 
     Raises NotTraceable for a stream whose elements depend on what was read before.
 
@@ -457,7 +457,7 @@ def _count_together(rows: np.ndarray, indices: np.ndarray) -> float:
 
 
 def _bins(steps: np.ndarray) -> tuple[list[int], list[int]]:
-    """Count of distances in [0, 1), [1, 2), [2, 4), [4, 8), ..."""
+    """Return count of distances in [0, 1), [1, 2), [2, 4), [4, 8), ..."""
     if not len(steps):
         return [], []
     # The number of binary digits of a distance is the number of its bin.

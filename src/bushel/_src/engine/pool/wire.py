@@ -230,7 +230,7 @@ def _get_class(number: str) -> type:
 
 
 def dumps(value: Any, buffer_callback: Any = None, reduce_first: Callable[[Any], Any] | None = None) -> bytes:
-    """Pickle any object for another process, also lambdas and classes of the user's main module.
+    """Return pickle any object for another process, also lambdas and classes of the user's main module.
 
     Args:
       reduce_first: object -> what `__reduce__` would return, or NotImplemented for the usual way.

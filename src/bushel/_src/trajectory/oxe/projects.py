@@ -112,7 +112,9 @@ def make_openvla_kwargs(
     load_language: bool = True,
     action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
 ) -> dict[str, Any]:
-    """The arguments of `make_dataset_from_rlds` for a data set, with the names and defaults of OpenVLA's function."""
+    """Return the arguments of `make_dataset_from_rlds` for a data set, with the names and defaults of OpenVLA's
+    function.
+    """
     loaded = (load_camera_views, load_depth, load_proprio, load_language)
     return OPENVLA.make_dataset_kwargs(
         dataset_name, data_root_dir, *loaded, action_proprio_normalization_type=action_proprio_normalization_type
@@ -129,7 +131,7 @@ def make_openvla_kwargs_and_weights(
     load_language: bool = True,
     action_proprio_normalization_type: NormalizationType | Scaling = NormalizationType.NORMAL,
 ) -> tuple[list[dict[str, Any]], list[float]]:
-    """The arguments and weights of a mixture, with the names and defaults of OpenVLA's function."""
+    """Return the arguments and weights of a mixture, with the names and defaults of OpenVLA's function."""
     loaded = (load_camera_views, load_depth, load_proprio, load_language)
     return OPENVLA.make_kwargs_and_weights(
         mixture_spec, data_root_dir, *loaded, action_proprio_normalization_type=action_proprio_normalization_type
@@ -226,7 +228,7 @@ def make_oxe_dataset_kwargs(
     *,
     source: ProjectName | None = None,
 ) -> dict[str, Any]:
-    """The arguments of `make_dataset_from_rlds` for a data set of Open X-Embodiment.
+    """Return the arguments of `make_dataset_from_rlds` for a data set of Open X-Embodiment.
 
     Args:
       name: the name of the data set. An unknown one raises KeyError, with the nearest known names.
@@ -272,7 +274,7 @@ def make_oxe_dataset_kwargs_and_weights(
     *,
     source: ProjectName | None = None,
 ) -> tuple[list[dict[str, Any]], list[float]]:
-    """The arguments of the data sets of a mixture, and their weights: for `make_interleaved_dataset`.
+    """Return the arguments of the data sets of a mixture, and their weights: for `make_interleaved_dataset`.
 
     A data set that does not have the asked camera views, or whose actions the project does not train on, is left out
     with a warning. Of a data set that is listed twice only the first entry counts. The originals do the same.
@@ -308,7 +310,7 @@ def make_oxe_dataset_kwargs_and_weights(
 def _choose_project(
     source: ProjectName | None, names: list[str], what: str, get_table: Callable[[Project], dict[str, Any]]
 ) -> Project:
-    """The project of this name. Without a name: the first project whose table has all of `names`."""
+    """Return the project of this name. Without a name: the first project whose table has all of `names`."""
     if source is not None:
         return PROJECTS[checks.choice(source, ProjectName, "source")]
     projects = list(PROJECTS.values())
