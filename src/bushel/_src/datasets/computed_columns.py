@@ -287,17 +287,17 @@ def bind_column(values: Any, node: MapNode, what: str) -> Column:
     if values._reaches(node):
         return values
     # The user may have built the pipeline a second time: then the column belongs to nodes of the same identity.
-    known = [(identify(part.node), part.values) for part in values._parts]
-    parts = [
+    known = [(identify(node_values.node), node_values.values) for node_values in values._values_by_node]
+    of_ancestors = [
         NodeValues(above, part_values)
         for above in _ancestors(node)
         for same, part_values in known
         if identify(above) == same
     ]
-    column = Column(tuple(parts))
-    if parts and column._reaches(node):
+    column = Column(tuple(of_ancestors))
+    if of_ancestors and column._reaches(node):
         return column
-    homes = " and ".join(part.node.call() for part in values._parts)
+    homes = " and ".join(node_values.node.call() for node_values in values._values_by_node)
     raise ValueError(
         f"`{what}` got a column of the elements of {homes}, and not every element of {node.call()} is made of one of "
         "them. Compute the column on this dataset, or on one that it is made of."
@@ -307,7 +307,7 @@ def bind_column(values: Any, node: MapNode, what: str) -> Column:
 def check_mask(values: Any, node: MapNode) -> Column:
     """Return `values` as a column of bools, for `where`."""
     column = bind_column(values, node, "where")
-    if column.dtype != bool or any(part.values.ndim != 1 for part in column._parts):
+    if column.dtype != bool or any(part.values.ndim != 1 for part in column._values_by_node):
         raise TypeError(
             f"`where` takes one bool per element, such as `lengths > 10`; got values of {_type_of(column)}."
         )
@@ -345,7 +345,7 @@ def check_groups(values: Any, node: MapNode, whole: MapNode) -> np.ndarray:
     if not isinstance(values, (Column, str)) and whole.epochs is not Epochs.SAME:
         raise ValueError(_explain_order("split", whole))
     column = bind_column(values, node, "split")
-    if column.dtype.kind not in "biuSUmM" or any(part.values.ndim != 1 for part in column._parts):
+    if column.dtype.kind not in "biuSUmM" or any(part.values.ndim != 1 for part in column._values_by_node):
         raise TypeError(
             "`split(by=...)` takes one whole number, text or date per element, such as the number of an episode; got "
             f"values of {_type_of(column)}."
@@ -406,12 +406,12 @@ def _check_lengths(values: Any, node: MapNode, name: str) -> Column:
 
 
 def _check_whole_numbers(column: Column, what: str) -> Column:
-    if column.dtype.kind not in "iu" or any(part.values.ndim != 1 for part in column._parts):
+    if column.dtype.kind not in "iu" or any(part.values.ndim != 1 for part in column._values_by_node):
         raise TypeError(f"`{what}` takes one whole number per element as its length; got values of {_type_of(column)}.")
-    least = min((int(part.values.min()) for part in column._parts if len(part.values)), default=0)
+    least = min((int(part.values.min()) for part in column._values_by_node if len(part.values)), default=0)
     if least < 0:
         raise ValueError(f"`{what}` got a negative length, {least}.")
-    most = max((int(part.values.max()) for part in column._parts if len(part.values)), default=0)
+    most = max((int(part.values.max()) for part in column._values_by_node if len(part.values)), default=0)
     if most > np.iinfo(np.int64).max:
         raise ValueError(f"`{what}` got a length of {most}, more than an int64 holds.")
     return column
@@ -419,13 +419,13 @@ def _check_whole_numbers(column: Column, what: str) -> Column:
 
 def _check_numbers(values: Any, node: MapNode, what: str) -> Column:
     column = bind_column(values, node, what)
-    if column.dtype.kind not in "biuf" or any(part.values.ndim != 1 for part in column._parts):
+    if column.dtype.kind not in "biuf" or any(part.values.ndim != 1 for part in column._values_by_node):
         raise TypeError(f"`{what}` takes one number per element; got values of {_type_of(column)}.")
     return column
 
 
 def _type_of(column: Column) -> str:
-    return f"{column.dtype}{list(column._parts[0].values.shape[1:]) or ''}"
+    return f"{column.dtype}{list(column._values_by_node[0].values.shape[1:]) or ''}"
 
 
 def _column_by_position(values: Any, node: MapNode, what: str) -> Column:

@@ -388,7 +388,7 @@ class Bucket(Batches):
         starts, sizes, buckets = (np.concatenate(arrays) for arrays in zip(*by_bucket, strict=True))
         return starts, sizes, buckets
 
-    def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+    def members_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
         shuffled = shuffle.shuffle(indices, length=self.length, seed=self.options.seed)
         epoch, batch = int64.split(shuffled, self.length, to=self.parent.length)
         first, sizes, buckets = (array[batch] for array in self._batches)

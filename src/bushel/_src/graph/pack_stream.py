@@ -238,7 +238,7 @@ class _PackCursor(GroupCursor[Pack]):
             if not elements:
                 break
             taken, others, sizes = self._measure(elements)
-            placed = bins.place(sizes)  # all of several, or none of one
+            placed = bins.put(sizes)  # all of several, or none of one
             if placed < len(elements):
                 elements = elements[placed:]
                 break
@@ -271,7 +271,7 @@ class _PackCursor(GroupCursor[Pack]):
         self, bins: Bins, sequences: list[list[np.ndarray]], lengths: list[list[int]], loose: list[list[Any]]
     ) -> Block:
         """Return the rows of a group, in the order in which they are handed out."""
-        node, features, placed = self.node, self.features, bins.placement()
+        node, features, placed = self.node, self.features, bins.positions()
         rows, order = placed.rows, None
         if node.shuffle_bins:
             # Seeded by how many rows came before these.

@@ -143,7 +143,7 @@ def _in_full(node: Node, memo: Memo, trust_source: bool, method: str) -> list[An
 def _data_in_full(node: Node, parameters: str, memo: Memo, trust_source: bool, method: str) -> str:
     if isinstance(node, (SourceNode, RecordStream)):
         subject = node.source
-    elif node.own_class is not None and not node.parents:
+    elif node.users_class is not None and not node.parents:
         subject = cast(Custom, node).dataset
     else:
         return parameters
@@ -195,11 +195,11 @@ def _identify_node(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Exa
             functions[name] = known
         else:
             parameters[name] = value
-    if node.own_class is not None:
-        functions["class"] = examine(node.own_class, memo=memo)
-    own_source = node.own_class is not None and not node.parents
-    values = examine(name_of(type(node)), parameters, memo=memo, sampled=own_source, name="parameters")
-    if own_source and callable(own := getattr(cast(Custom, node).dataset, "fingerprint", None)):
+    if node.users_class is not None:
+        functions["class"] = examine(node.users_class, memo=memo)
+    is_users_source = node.users_class is not None and not node.parents
+    values = examine(name_of(type(node)), parameters, memo=memo, sampled=is_users_source, name="parameters")
+    if is_users_source and callable(own := getattr(cast(Custom, node).dataset, "fingerprint", None)):
         values = examine(name_of(type(node)), own(), memo=memo, name="fingerprint")
     return node.call(), values.digest, _with_details(functions), {**functions, "parameters": values}
 
@@ -368,8 +368,8 @@ def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
         found = examine(name, subject, memo=memo, name=name)
         return found, _find_problem(found)
     attributes = attributes_of(subject)
-    own_class = type(subject) if is_users_code(type(subject)) else None
-    found = examine(name, attributes, memo=memo, name=name, class_of=own_class)
+    users_class = type(subject) if is_users_code(type(subject)) else None
+    found = examine(name, attributes, memo=memo, name=name, class_of=users_class)
     if not is_users_code(type(subject)):
         kind = type(subject)
         return found, f"{kind.__module__.partition('.')[0]}.{kind.__name__} has no fingerprint"

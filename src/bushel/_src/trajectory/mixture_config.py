@@ -69,14 +69,14 @@ def check_references(content: Any, path: str, modules: Sequence[str]) -> None:
     """
     for module, name in _find_references(content):
         trusted = any(module == known or module.startswith(f"{known}.") for known in modules)
-        if not trusted and not _is_own_transform(module, name):
+        if not trusted and not _is_library_transform(module, name):
             raise ValueError(
                 f"{path} names the function {module}:{name}, which would be imported and called. If you trust the "
                 f"file, say so in your code: MixtureConfig.from_file({path!r}, modules=[{module.partition('.')[0]!r}])."
             )
 
 
-def _is_own_transform(module: str, name: str) -> bool:
+def _is_library_transform(module: str, name: str) -> bool:
     if module in _TABLES and name in load_tables(_TABLES[module]).functions:
         return True
     if module not in (*_DOORS, *_TABLES):
@@ -388,16 +388,20 @@ class MixtureConfig:
 @functools.cache
 def list_traj_arguments() -> tuple[str, ...]:
     """Return the names that `traj_transform_kwargs` may contain."""
-    return tuple(name for name in inspect.signature(apply_trajectory_transforms).parameters if name not in _OURS)
+    return tuple(
+        name for name in inspect.signature(apply_trajectory_transforms).parameters if name not in _LOADERS_ARGUMENTS
+    )
 
 
 @functools.cache
 def list_frame_arguments() -> tuple[str, ...]:
     """Return the names that `frame_transform_kwargs` may contain."""
-    return tuple(name for name in inspect.signature(apply_frame_transforms).parameters if name not in _OURS)
+    return tuple(
+        name for name in inspect.signature(apply_frame_transforms).parameters if name not in _LOADERS_ARGUMENTS
+    )
 
 
-_OURS = ("dataset", "train")  # arguments that the loader passes
+_LOADERS_ARGUMENTS = ("dataset", "train")  # arguments that the loader passes
 
 
 def _extract_data_fields(kind: type[MixtureConfig], given: Mapping[str, Any]) -> dict[str, Any]:

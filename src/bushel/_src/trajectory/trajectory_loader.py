@@ -45,7 +45,7 @@ from bushel._src.trajectory.samples import LANGUAGES, WORDS, Samples, Transforms
 from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
 
 _OVERRIDE = "override_traj_transform_kwargs"
-_OWN_FILTER = "frame_filter"
+_DATASETS_FILTER = "frame_filter"
 _OPENVLA_FILTER = "dataset_frame_transform_kwargs"  # a dict with a "chunk_filter_fn"
 _FINISH = "post_chunk_transforms"  # applied after `unify_layouts`
 
@@ -178,7 +178,7 @@ def make_interleaved_dataset(
     parts: list[TrajectoryDataset] = []
     finishing: list[list[Callable[..., Any]]] = []
     headless: list[str] = []
-    reads = _share_threads(traj_read_threads, weights)
+    reads = _divide_threads(traj_read_threads, weights)
     for number, (kwargs, threads) in enumerate(zip(dataset_kwargs_list, reads)):
         own = {"seed": _derive_seed(seed, number), "compat": compat, "num_parallel_reads": threads, **kwargs}
         own["cache_dir"] = own.get("cache_dir") or cache_dir
@@ -214,7 +214,7 @@ def make_interleaved_dataset(
     return mixed if batch_size is None else mixed.batch(batch_size)
 
 
-def _share_threads(threads: int | None, weights: Sequence[float]) -> list[int | None]:
+def _divide_threads(threads: int | None, weights: Sequence[float]) -> list[int | None]:
     """Return the hint for the number of threads of each data set, at least 1; None for each if there is no hint for
     all.
     """
@@ -241,11 +241,11 @@ def _derive_seed(seed: int, number: int) -> int:
 
 def _pop_filter(dataset_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Remove the filter of frames from the arguments of one data set, and return it as a keyword argument."""
-    frame_filter = dataset_kwargs.pop(_OWN_FILTER, None)
+    frame_filter = dataset_kwargs.pop(_DATASETS_FILTER, None)
     of_openvla = dict(dataset_kwargs.pop(_OPENVLA_FILTER, None) or {})
     refuse_unknown(of_openvla, ["chunk_filter_fn"], _OPENVLA_FILTER, "argument")
     frame_filter = of_openvla.get("chunk_filter_fn") if frame_filter is None else frame_filter
-    return {} if frame_filter is None else {_OWN_FILTER: frame_filter}
+    return {} if frame_filter is None else {_DATASETS_FILTER: frame_filter}
 
 
 def unify_layouts(parts: Sequence[TrajectoryDataset]) -> list[TrajectoryDataset]:

@@ -347,8 +347,8 @@ class _WatchedBatches(Batches):
     def epochs(self) -> Epochs:
         return self.batches.epochs
 
-    def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
-        return self.batches.parts_of(indices)
+    def members_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+        return self.batches.members_of(indices)
 
     def make(self, block: Block, kind: int) -> Any:
         return _WatchedFunction(lambda rows: self.batches.make(list(rows), kind))(rows_of(block))

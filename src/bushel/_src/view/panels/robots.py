@@ -43,7 +43,7 @@ def about(session: Session) -> dict[str, Any]:
 
 def _has_actions(session: Session) -> bool:
     """Return whether the shapes of elements are known, and have the names of robot data."""
-    if any(step.node.own_class is not None for step in session.steps):
+    if any(step.node.users_class is not None for step in session.steps):
         return False  # a user's own dataset may read an element to say its shapes
     try:
         names = list(flatten(session.last.node.element_spec()))
