@@ -80,11 +80,11 @@ def _compute_values(
     node: MapElements, folder: Folder | None, options: WorkerOptions | None, progress: Progress, trust_source: bool
 ) -> np.ndarray:
     if folder is None:
-        known, pieces = _new_type(node), []
-        for begin, count, piece in _ranges(node, 0, options, progress):
-            known = known.extend(begin, piece)
-            pieces.append((count, piece))
-        return known.join(pieces)
+        known, ranges = _new_type(node), []
+        for begin, count, sorted_values in _ranges(node, 0, options, progress):
+            known = known.extend(begin, sorted_values)
+            ranges.append((count, sorted_values))
+        return known.join(ranges)
     name = digest(_FORMAT, identify_in_full(node, trust_source=trust_source, method="column(cache_dir=...)"))
     whole = f"{name}.npy"
     values = _kept(folder, whole, node.length, warn=False)
@@ -98,7 +98,7 @@ def _compute_values(
 
 
 def _range_size(length: int) -> int:
-    """Return elements of a piece, in which values are computed.
+    """Return how many elements a range has, in which values are computed.
 
     It depends on the length alone, so that any run can go on.
     """
@@ -112,9 +112,9 @@ def _new_type(node: MapElements) -> ValueType:
 def _ranges(
     node: MapElements, begin: int, options: WorkerOptions | None, progress: Progress
 ) -> Iterator[tuple[int, int, SortedValuesOfRange]]:
-    """Yield values from piece `begin` on: here as long as that is quick, then in worker processes.
+    """Yield values from range `begin` on: here as long as that is quick, then in worker processes.
 
-    Gives the first element of each piece, how many it has, and its values.
+    Gives the first element of each range, how many it has, and its values.
     """
     checked = MapElements(NoneMissing(node.parent), _WithAValue(node.transform), node.vectorized)
     size = _range_size(node.length)
@@ -125,17 +125,17 @@ def _ranges(
         here = options is None and at == begin
         chosen = MultiprocessingOptions(0) if here else options or find_job_options()
         chosen = chosen or MultiprocessingOptions(os.cpu_count() or 1)
-        with PipelineIterator[Any](Ahead(Elements(batches), chosen)) as pieces:
-            pieces._set_next_index(at)
+        with PipelineIterator[Any](Ahead(Elements(batches), chosen)) as ranges:
+            ranges._set_next_index(at)
             try:
-                for count, piece in pieces:
+                for count, sorted_values in ranges:
                     end = min((at + 1) * size, node.length)
                     if count != end - at * size:  # a value would stand for another record
                         raise RuntimeError(f"{count} values came for elements {at * size} to {end}.")
                     at += 1
                     progress.show(end)
-                    # The caller keeps all pieces. Those of workers lie in shared memory, which would be full soon.
-                    yield end - count, count, piece if here else trees.map_leaves(copy.copy, piece)
+                    # The caller keeps all ranges. Those of workers lie in shared memory, which would be full soon.
+                    yield end - count, count, sorted_values if here else trees.map_leaves(copy.copy, sorted_values)
                     if here and time.monotonic() - started > _INLINE_S:
                         break
                 else:
@@ -177,11 +177,11 @@ def _save(
         # Torn ones, and those after a torn one: they would stand in the way of what is computed again.
         folder.remove(set(folder.names(parts)) - {name for name, _, _ in done})
     known = _new_type(node)
-    pieces: list[tuple[int, SortedValuesOfRange]] = []
+    ranges: list[tuple[int, SortedValuesOfRange]] = []
     begin = 0
     for _, end, values in done:
-        pieces.append((end - begin, sort_arrays(values)))
-        known = known.extend(begin, pieces[-1][1])
+        ranges.append((end - begin, sort_arrays(values)))
+        known = known.extend(begin, ranges[-1][1])
         begin = end
     saved = time.monotonic()
     first = -(-begin // size)
@@ -197,20 +197,20 @@ def _save(
                 checked_files.put_array(file, joined)
             # Mapped from disk, the values of a long column need no memory until they are put together.
             kept = _loaded(folder, name, end - begin, verify=False) if folder.on_disk else joined
-            pieces.append((end - begin, sort_arrays(kept)))
+            ranges.append((end - begin, sort_arrays(kept)))
             begin, saved = end, time.monotonic()
             waiting.clear()
 
     try:
-        for start, count, piece in _ranges(node, first, options, progress):
-            known = known.extend(start, piece)
-            waiting.append((count, piece))
+        for start, count, sorted_values in _ranges(node, first, options, progress):
+            known = known.extend(start, sorted_values)
+            waiting.append((count, sorted_values))
             if time.monotonic() - saved > _SAVE_EVERY_S:
                 flush()
     finally:
         flush()  # also what was computed before an error, or before Ctrl-C
     with folder.replacing(whole) as file:
-        checked_files.put_array(file, known.join(pieces))
+        checked_files.put_array(file, known.join(ranges))
     folder.remove(folder.names(parts))
     if folder.on_disk:
         shutil.rmtree(folder.path(parts), ignore_errors=True)

@@ -113,22 +113,22 @@ def _narrow(array: np.ndarray) -> np.ndarray:
     return array.astype(np.int32) if not array.size or array.max() < 1 << 31 else array
 
 
-@in_states("pack_rows")
+@in_states("pack_rows", {"row_plan": "pieces"})
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedRows(OneParentMap):
     """Rows of fixed length made of the sequences of one epoch of the parent."""
 
     options: PackOptions
-    pieces: RowPlan
+    row_plan: RowPlan
     digest: str
     """Of the lengths. The plan follows from the lengths and the options."""
 
     def find_length(self) -> int:
-        return len(self.pieces.edges) - 1
+        return len(self.row_plan.edges) - 1
 
     @functools.cached_property
     def fan_in(self) -> int:  # type: ignore[override]
-        return max(1, len(self.pieces.elements) // max(1, self.length)) * self.parent.fan_in
+        return max(1, len(self.row_plan.elements) // max(1, self.length)) * self.parent.fan_in
 
     @property
     def in_place(self) -> InPlace:
@@ -138,7 +138,7 @@ class PackedRows(OneParentMap):
     def efficiency(self) -> dict[str, float]:
         """Which part of all cells holds a token, for each feature."""
         cells = np.array(list(self.options.capacities.values())) * max(1, self.length)
-        held = self.pieces.sizes.sum(axis=0, dtype=np.int64)
+        held = self.row_plan.sizes.sum(axis=0, dtype=np.int64)
         return dict(zip(self.options.capacities, (held / cells).tolist(), strict=True))
 
     def plan(self, indices: np.ndarray) -> Plan:
@@ -156,10 +156,10 @@ class PackedRows(OneParentMap):
     def _pieces_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return where each row begins among the pieces of all of them, these pieces, and the elements they are of."""
         epoch, row = int64.split(indices, self.length, to=self.parent.length)
-        first = self.pieces.edges[row]
-        sizes = self.pieces.edges[row + 1] - first
+        first = self.row_plan.edges[row]
+        sizes = self.row_plan.edges[row + 1] - first
         edges, pieces = epochs.ranges(first, sizes)
-        return edges, pieces, self.pieces.elements[pieces] + np.repeat(epoch * self.parent.length, sizes)
+        return edges, pieces, self.row_plan.elements[pieces] + np.repeat(epoch * self.parent.length, sizes)
 
     def element_spec(self) -> Any:
         spec = self.parent.element_spec()
@@ -204,16 +204,16 @@ class _Feature:
     @classmethod
     def of(cls, node: PackedRows, number: int, edges: np.ndarray, pieces: np.ndarray) -> _Feature:
         name, length = list(node.options.capacities.items())[number]
-        plan, rows = node.pieces, len(edges) - 1
+        plan, rows = node.row_plan, len(edges) - 1
         sizes, starts = plan.sizes[pieces, number], plan.starts[pieces, number]
         lengths, offsets = plan.lengths[pieces, number], plan.offsets[pieces, number]
-        places = np.arange(len(pieces)) + np.repeat(np.arange(rows), np.diff(edges))
+        runs_of_pieces = np.arange(len(pieces)) + np.repeat(np.arange(rows), np.diff(edges))
         last = edges[1:] - 1
         gaps = edges[1:] + np.arange(rows)
         runs = np.empty(len(pieces) + rows, dtype=np.int64)
         begins, numbers = np.zeros((2, len(runs)), dtype=np.int32)
-        runs[places], runs[gaps] = sizes, length - starts[last] - sizes[last]
-        begins[places], numbers[places] = -starts, plan.segments[pieces]
+        runs[runs_of_pieces], runs[gaps] = sizes, length - starts[last] - sizes[last]
+        begins[runs_of_pieces], numbers[runs_of_pieces] = -starts, plan.segments[pieces]
         whole = bool((sizes == lengths).all())
         return cls(
             name, length, lengths, offsets, offsets + sizes, whole, edges + np.arange(rows + 1), runs, begins, numbers

@@ -147,8 +147,8 @@ def _remove_if_forgotten(folder: Path) -> None:
         if lock is not None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises an OSError if a process holds it
         # Some network file systems keep locks on one machine alone: the lock of another machine's process looks free.
-        own = lock is not None and folder.name.startswith(f"{_PREFIX}{socket.gethostname()}-")
-        if own or time.time() - _last_change(folder) > _FORGOTTEN_S:
+        is_from_here = lock is not None and folder.name.startswith(f"{_PREFIX}{socket.gethostname()}-")
+        if is_from_here or time.time() - _last_change(folder) > _FORGOTTEN_S:
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         if lock is not None:

@@ -238,7 +238,7 @@ class _NoneMissing(Plan):
 @in_states("column_pieces")
 @dataclasses.dataclass(frozen=True, eq=False)
 class SortedValues(Batches):
-    """The parent's elements, which are values of a column, in pieces: how many, and the values by their type."""
+    """The parent's elements, which are values of a column, in ranges: how many, and the values by their type."""
 
     size: int
 

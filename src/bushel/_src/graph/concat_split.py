@@ -363,7 +363,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
 
 
 class _RowsOfOneFeature:
-    """Several rows of one feature, cut by arithmetic from a piece of an element, if there is one, and whole elements."""
+    """Several rows of one feature, cut by arithmetic from whole elements and, before them, a piece of one."""
 
     def __init__(self, lengths: Mapping[str, int], beyond: _Piece | None):
         ((self.name, self.length),) = lengths.items()

@@ -147,11 +147,11 @@ class _PerElement(WithTransform):
     @functools.cached_property
     def _steps(self) -> list[_Step]:
         """This operation, after those of the nodes above it that also work on single elements."""
-        own = _Step(self, self.operation)
+        step = _Step(self, self.operation)
         parent = self.parent
         if not isinstance(parent, _PerElement) or parent.operation.vectorized:
-            return [own]
-        return [*parent._steps, own]
+            return [step]
+        return [*parent._steps, step]
 
     @functools.cached_property
     def _chains(self) -> list[_Chain]:

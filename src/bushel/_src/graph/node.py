@@ -251,12 +251,12 @@ class Node(abc.ABC):
 
         Parents, and fields marked `identity=False` (options of running), are left out.
         """
-        own: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for field in dataclasses.fields(self) if dataclasses.is_dataclass(self) else ():
             value = getattr(self, field.name)
             if field.metadata.get("identity", True) and not _is_structure(value):
-                own[field.name] = value
-        return own
+                values[field.name] = value
+        return values
 
 
 def _is_structure(value: Any) -> bool:

@@ -199,8 +199,8 @@ def _identify_node(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Exa
         functions["class"] = examine(node.users_class, memo=memo)
     is_users_source = node.users_class is not None and not node.parents
     values = examine(name_of(type(node)), parameters, memo=memo, sampled=is_users_source, name="parameters")
-    if is_users_source and callable(own := getattr(cast(Custom, node).dataset, "fingerprint", None)):
-        values = examine(name_of(type(node)), own(), memo=memo, name="fingerprint")
+    if is_users_source and callable(find_fingerprint := getattr(cast(Custom, node).dataset, "fingerprint", None)):
+        values = examine(name_of(type(node)), find_fingerprint(), memo=memo, name="fingerprint")
     return node.call(), values.digest, _with_details(functions), {**functions, "parameters": values}
 
 
@@ -264,9 +264,9 @@ def _list_changes(saved: str, current: str) -> str:
 
 def fingerprint(source: Any) -> Any:
     """Return what tells the data of a source from other data, without reading all of it."""
-    own = getattr(source, "fingerprint", None)
-    if callable(own):
-        return [_name_source(source), own()]
+    find_fingerprint = getattr(source, "fingerprint", None)
+    if callable(find_fingerprint):
+        return [_name_source(source), find_fingerprint()]
     if isinstance(source, (list, tuple, dict, str, bytes, range, np.ndarray)):
         return source
     if is_in_memory(source):
@@ -350,8 +350,8 @@ def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
         return _examine_iterable(subject, memo)
     if callable(in_full):
         return examine(name, in_full(), memo=memo, name="data"), ""
-    if callable(own := getattr(subject, "fingerprint", None)):
-        return examine(name, own(), memo=memo, name="fingerprint"), ""
+    if callable(find_fingerprint := getattr(subject, "fingerprint", None)):
+        return examine(name, find_fingerprint(), memo=memo, name="fingerprint"), ""
     if isinstance(subject, (list, tuple, dict, str, bytes, range, np.ndarray)):
         found = examine(subject, memo=memo, name="data")
         return found, _find_problem(found)
@@ -524,8 +524,8 @@ def _describe_dataset(value: Any) -> Any:
     if node is not None:
         return _describe_node(node)
     name = find_name(type(value))
-    own = None if name is None else getattr(value, "fingerprint", None)
-    return [name, getattr(value, "fingerprint_in_full", own)()] if callable(own) else None
+    find_fingerprint = None if name is None else getattr(value, "fingerprint", None)
+    return [name, getattr(value, "fingerprint_in_full", find_fingerprint)()] if callable(find_fingerprint) else None
 
 
 def _describe_node(node: Node) -> list[Any]:

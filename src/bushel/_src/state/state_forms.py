@@ -250,8 +250,8 @@ class reading_position:
 def _check_users_operation(facts: LoaderFacts) -> None:
     if facts.users_operation is not None:
         raise StateMismatch(
-            f"This state was written by Grain. It says how many records {facts.users_operation} has read, but not which "
-            "of them the operation still keeps, so the elements that come next are not known. Finish this run in "
+            f"This state was written by Grain. It says how many records {facts.users_operation} has read, but not "
+            "which of them the operation still keeps, so the elements that come next are not known. Finish this run in "
             "Grain, or begin an epoch anew. If the operation keeps no record between two elements, pass check=False "
             "to set_state: the operation then begins anew at this position, as it does in Grain."
         )

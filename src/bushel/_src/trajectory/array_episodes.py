@@ -84,8 +84,8 @@ class ArrayEpisodes:
         number = int(self._numbers[place])
         trajectory = self._layout.read(number)
         length = len(trajectory["language_instruction"])  # which every layout has
-        own = {"_len": np.full(length, length, np.int32), "_traj_index": np.full(length, number, np.int64)}
-        return {**trajectory, **own, "_frame_index": np.arange(length, dtype=np.int32)}
+        numbers = {"_len": np.full(length, length, np.int32), "_traj_index": np.full(length, number, np.int64)}
+        return {**trajectory, **numbers, "_frame_index": np.arange(length, dtype=np.int32)}
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Tree]:
         """Return the episodes at `indices`."""

@@ -127,8 +127,8 @@ class _Positions:
 
     def __getitem__(self, batch: int) -> np.ndarray:
         shard, rows = self.running.shard, self.running.rows
-        own = int(batch) * rows + np.arange(rows)
-        return self.start + epochs.shard(own, index=shard.shard_index, count=shard.shard_count)
+        positions = int(batch) * rows + np.arange(rows)
+        return self.start + epochs.shard(positions, index=shard.shard_index, count=shard.shard_count)
 
 
 @in_states("backend_frames")

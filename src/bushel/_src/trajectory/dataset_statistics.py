@@ -86,10 +86,10 @@ class Quantiles:
     def absorb(self, other: Quantiles) -> None:
         """Add all rows of another object."""
         self._check(other.width)
-        for level, pieces in enumerate(other._levels):
+        for level, samples in enumerate(other._levels):
             if level == len(self._levels):
                 self._add_level()
-            self._put(level, pieces)
+            self._put(level, samples)
         self.count += other.count
         self.rank_error += other.rank_error
         self._compact()
@@ -99,10 +99,10 @@ class Quantiles:
         whole = Quantiles(1, 4 * self.width * self._most_rows)
         whole.rank_error = self.rank_error * self.width
         whole.count = self.count * self.width
-        for level, pieces in enumerate(self._levels):
+        for level, samples in enumerate(self._levels):
             if level == len(whole._levels):
                 whole._add_level()
-            whole._put(level, [piece.reshape(-1, 1) for piece in pieces])
+            whole._put(level, [sample.reshape(-1, 1) for sample in samples])
         return whole
 
     def at(self, share: ArrayLike) -> np.ndarray:
@@ -110,7 +110,7 @@ class Quantiles:
         if not self.count:
             raise ValueError("There are no rows to compute quantiles from.")
         shares = np.asarray(share, np.float64)
-        values = np.concatenate([piece for pieces in self._levels for piece in pieces])
+        values = np.concatenate([sample for samples in self._levels for sample in samples])
         if len(self._levels) == 1:
             columns = [np.quantile(column.astype(np.float64), shares) for column in values.T]
         else:
@@ -122,9 +122,9 @@ class Quantiles:
         if width != self.width:
             raise ValueError(f"Rows of {width} numbers cannot be added to rows of {self.width}.")
 
-    def _put(self, level: int, pieces: list[np.ndarray]) -> None:
-        self._levels[level].extend(pieces)
-        self._sizes[level] += sum(map(len, pieces))
+    def _put(self, level: int, samples: list[np.ndarray]) -> None:
+        self._levels[level].extend(samples)
+        self._sizes[level] += sum(map(len, samples))
 
     def _add_level(self) -> None:
         self._levels.append([])
@@ -349,10 +349,10 @@ def _places(
 ) -> tuple[list[Folder], str]:
     """Return the folders where the file may be (the user's, and the cache folder), and the name of the file."""
     if reproduces_faults(compat):
-        text, own = "".join(dependencies), os.path.expanduser("~/.cache/crossformer")
+        text, folder_of_cache = "".join(dependencies), os.path.expanduser("~/.cache/crossformer")
     else:
-        text, own = "\0".join([_VERSION, *dependencies]), os.path.join(get_cache_folder(), "statistics")
-    folders = [output_folders.open_folder(own)]
+        text, folder_of_cache = "\0".join([_VERSION, *dependencies]), os.path.join(get_cache_folder(), "statistics")
+    folders = [output_folders.open_folder(folder_of_cache)]
     if save_dir is not None and not os.fspath(save_dir).startswith(("http://", "https://")):
         folders.insert(0, output_folders.open_folder(save_dir, options))
     return folders, f"dataset_statistics_{hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()}.json"

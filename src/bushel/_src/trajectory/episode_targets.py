@@ -164,9 +164,9 @@ class RLDSTarget(Target):
             encoder.merge(entry["facts"])
         splits = []
         for split in dict.fromkeys(shard.split for shard in shards):
-            own = [entry for shard, entry in zip(shards, facts) if shard.split == split]
-            size = sum(entry["size"] for entry in own)
-            splits.append(split_entry(split, _TEMPLATE, [entry["count"] for entry in own], size))
+            of_split = [entry for shard, entry in zip(shards, facts) if shard.split == split]
+            size = sum(entry["size"] for entry in of_split)
+            splits.append(split_entry(split, _TEMPLATE, [entry["count"] for entry in of_split], size))
         info = {"fileFormat": self._format, "name": self._name, "splits": splits, "version": self._version}
         write_info(folder, encoder, info)
 

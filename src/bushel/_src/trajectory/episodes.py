@@ -340,24 +340,24 @@ class _ColumnBuilder:
     """One column so far: arrays of numbers, or of codes of texts, one for each trajectory."""
 
     def __init__(self) -> None:
-        self._pieces: list[np.ndarray] = []
+        self._chunks: list[np.ndarray] = []
         self._texts: dict[bytes, int] = {}
         self._is_text = False
 
     def add(self, values: np.ndarray) -> None:
         textual = is_text(values)
-        if self._pieces and textual != self._is_text:
+        if self._chunks and textual != self._is_text:
             kinds = ("texts", "numbers") if textual else ("numbers", "texts")
             raise ValueError(f"it has {kinds[0]} ({values.dtype}) here, and {kinds[1]} in the trajectories before.")
         self._is_text = textual
-        piece = self._encode_texts(values) if textual else values
-        before = self._pieces[0] if self._pieces else piece
-        if (before.dtype, before.shape[1:]) != (piece.dtype, piece.shape[1:]):
+        chunk = self._encode_texts(values) if textual else values
+        before = self._chunks[0] if self._chunks else chunk
+        if (before.dtype, before.shape[1:]) != (chunk.dtype, chunk.shape[1:]):
             raise ValueError(
-                f"it has {piece.dtype}{list(piece.shape[1:])} per frame here and "
+                f"it has {chunk.dtype}{list(chunk.shape[1:])} per frame here and "
                 f"{before.dtype}{list(before.shape[1:])} before."
             )
-        self._pieces.append(piece)
+        self._chunks.append(chunk)
 
     def _encode_texts(self, values: np.ndarray) -> np.ndarray:
         texts = (value.encode() if isinstance(value, str) else bytes(value) for value in values.ravel().tolist())
@@ -365,7 +365,7 @@ class _ColumnBuilder:
         return np.array(codes, dtype=np.int32).reshape(values.shape)
 
     def column(self) -> Column:
-        joined = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
+        joined = self._chunks[0] if len(self._chunks) == 1 else np.concatenate(self._chunks)
         return Texts(joined, to_objects(list(self._texts))) if self._is_text else Numbers(joined)
 
 

@@ -367,8 +367,8 @@ class MixtureConfig:
     def to_kwargs(self) -> dict[str, Any]:
         """Return the arguments for `make_interleaved_dataset`."""
         datasets = [one.to_kwargs() for one in self.datasets]
-        own = _select_fields(self, without=("datasets", "sample_weights", "data_backend"))
-        return {"dataset_kwargs_list": datasets, "sample_weights": self.weights, **own}
+        options = _select_fields(self, without=("datasets", "sample_weights", "data_backend"))
+        return {"dataset_kwargs_list": datasets, "sample_weights": self.weights, **options}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the config to a JSON file for `from_file`. The file also contains secrets in storage options."""
@@ -421,8 +421,8 @@ def _add_oxe_mixture(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("oxe_kwargs names a mixture with weights of its own. Leave out sample_weights.")
     if not kwargs:
         raise ValueError("No data set of the mixture that oxe_kwargs names is left; the warnings say why.")
-    own = fields.pop("dataset_kwargs_list", None) or fields.get("datasets") or ()
-    return {**fields, "datasets": [*({**one, "weight": weight} for one, weight in zip(kwargs, weights)), *own]}
+    listed = fields.pop("dataset_kwargs_list", None) or fields.get("datasets") or ()
+    return {**fields, "datasets": [*({**one, "weight": weight} for one, weight in zip(kwargs, weights)), *listed]}
 
 
 def _call_oxe(function: Callable[..., Any], given: Any) -> Any:

@@ -172,13 +172,13 @@ def augment(
     generators = _Generators(seed, [obs[key] for key in keys], _AUGMENT)
     for number, key in enumerate(keys):
         every = "augment_order" in augment_kwargs
-        own = augment_kwargs if every else augment_kwargs.get(key.removeprefix(_IMAGE))
-        real = own is not None and _is_real(obs, key)
-        if own is None or (not is_traced(real) and not real):
+        chosen = augment_kwargs if every else augment_kwargs.get(key.removeprefix(_IMAGE))
+        real = chosen is not None and _is_real(obs, key)
+        if chosen is None or (not is_traced(real) and not real):
             continue
-        if "augment_order" not in own:
-            raise ValueError(f"The augmentations of {key} have no 'augment_order', got {own!r}.")
-        changed = augment_image(obs[key], rng=generators.of(number), compat=compat, **own)
+        if "augment_order" not in chosen:
+            raise ValueError(f"The augmentations of {key} have no 'augment_order', got {chosen!r}.")
+        changed = augment_image(obs[key], rng=generators.of(number), compat=compat, **chosen)
         frame[key] = get_namespace(real).where(real, changed, obs[key]) if is_traced(real) else changed
     return frame
 

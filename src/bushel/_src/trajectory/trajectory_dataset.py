@@ -222,8 +222,8 @@ class TrajectoryDataset:
             part = OpaquePart(self._build_elements()[0], part.epochs)
         seed = self._seed
         part = part if seed is None else part.move(lambda ds: ds.shuffle(seed=seed))
-        own, times = part.epochs, self._epochs
-        return dataclasses.replace(part, epochs=None if own is None or times is None else own * times)
+        epochs, times = part.epochs, self._epochs
+        return dataclasses.replace(part, epochs=None if epochs is None or times is None else epochs * times)
 
     def _build_elements(self) -> list[MapDataset[Any]]:
         """Return one epoch of each part, after all functions of trajectories or frames."""

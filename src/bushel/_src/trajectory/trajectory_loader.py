@@ -74,17 +74,17 @@ def make_single_dataset(
     >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = write_rlds({"train": [{"steps": steps}] * 4}, name="mine", data_dir=folder)
-    ...     own = {"name": "mine", "data_dir": folder, "train_split": "train", "cache_dir": folder}
-    ...     ds = make_single_dataset(own, train=True, traj_transform_kwargs={"window_size": 2, "action_horizon": 3})
+    ...     options = {"name": "mine", "data_dir": folder, "train_split": "train", "cache_dir": folder}
+    ...     ds = make_single_dataset(options, train=True, traj_transform_kwargs={"window_size": 2, "action_horizon": 3})
     ...     len(ds.flatten()), next(ds.flatten().iterator())["action"].shape
     (20, (2, 3, 2))
     """
-    own, kwargs = dict(dataset_kwargs), dict(traj_transform_kwargs or {})
-    override, filtered = own.pop(_OVERRIDE, None) or {}, _pop_filter(own)
-    dataset, statistics = make_dataset_from_rlds(**own, train=train)
-    kwargs |= filtered if reproduces_faults(own.get("compat")) else {**override, **filtered}
+    options, kwargs = dict(dataset_kwargs), dict(traj_transform_kwargs or {})
+    override, filtered = options.pop(_OVERRIDE, None) or {}, _pop_filter(options)
+    dataset, statistics = make_dataset_from_rlds(**options, train=train)
+    kwargs |= filtered if reproduces_faults(options.get("compat")) else {**override, **filtered}
     dataset = apply_trajectory_transforms(dataset, **kwargs, train=train)
-    frames = {"seed": own.get("seed", 0), "compat": own.get("compat"), **(frame_transform_kwargs or {})}
+    frames = {"seed": options.get("seed", 0), "compat": options.get("compat"), **(frame_transform_kwargs or {})}
     dataset = apply_frame_transforms(dataset, **frames, train=train)
     dataset.dataset_statistics = statistics
     return dataset
@@ -104,9 +104,9 @@ def create_validation_dataset(
 
     The original's function of this name also sets numbers of threads, to bound its memory. Here they stay as they are.
     """
-    own = {**dataset_kwargs, "shuffle": False}
+    options = {**dataset_kwargs, "shuffle": False}
     return make_single_dataset(
-        own, train=train, traj_transform_kwargs=traj_transform_kwargs, frame_transform_kwargs=frame_transform_kwargs
+        options, train=train, traj_transform_kwargs=traj_transform_kwargs, frame_transform_kwargs=frame_transform_kwargs
     )
 
 
@@ -154,8 +154,8 @@ def make_interleaved_dataset(
     >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = write_rlds({"train": [{"steps": steps}] * 4}, name="mine", data_dir=folder)
-    ...     own = {"name": "mine", "data_dir": folder, "train_split": "train"}
-    ...     ds = make_interleaved_dataset([own], train=True, batch_size=8, cache_dir=folder)
+    ...     options = {"name": "mine", "data_dir": folder, "train_split": "train"}
+    ...     ds = make_interleaved_dataset([options], train=True, batch_size=8, cache_dir=folder)
     ...     next(ds.iterator())["action"].shape
     (8, 1, 1, 2)
     """
@@ -180,16 +180,16 @@ def make_interleaved_dataset(
     headless: list[str] = []
     reads = _divide_threads(traj_read_threads, weights)
     for number, (kwargs, threads) in enumerate(zip(dataset_kwargs_list, reads)):
-        own = {"seed": _derive_seed(seed, number), "compat": compat, "num_parallel_reads": threads, **kwargs}
-        own["cache_dir"] = own.get("cache_dir") or cache_dir
-        override, filtered = own.pop(_OVERRIDE, None) or {}, _pop_filter(own)
-        dataset, statistics[own["name"]] = make_dataset_from_rlds(**own, train=train)
+        options = {"seed": _derive_seed(seed, number), "compat": compat, "num_parallel_reads": threads, **kwargs}
+        options["cache_dir"] = options.get("cache_dir") or cache_dir
+        override, filtered = options.pop(_OVERRIDE, None) or {}, _pop_filter(options)
+        dataset, statistics[options["name"]] = make_dataset_from_rlds(**options, train=train)
         if faithful:
             shared |= override  # the original changes what all later data sets get
         asked = {**shared, **override, **filtered}
         heads = asked.get("head_to_dataset")
-        if heads and not any(own["name"] in data_sets for data_sets in heads.values()):
-            headless.append(own["name"])
+        if heads and not any(options["name"] in data_sets for data_sets in heads.values()):
+            headless.append(options["name"])
         finishing.append([load_function(function) for function in list_functions(asked.pop(_FINISH, None))])
         parts.append(apply_trajectory_transforms(dataset, **asked, train=train))
     if headless and not reproduces_faults(compat):
@@ -269,7 +269,7 @@ def unify_layouts(parts: Sequence[TrajectoryDataset]) -> list[TrajectoryDataset]
     has_language = any({WORDS, LANGUAGES} & set(samples.episodes.columns.get("task", {})) for samples in known)
     asked = [_get_transforms(samples).max_action_dim for samples in known]
     widths = [samples.episodes.columns["action"].entry_shape[-1] for samples in known]
-    filled = {samples.name: given or own for samples, given, own in zip(known, asked, widths)}
+    filled = {samples.name: given or width for samples, given, width in zip(known, asked, widths)}
     width = max(filled.values())
     if any(given not in (None, width) for given in asked):
         _check_equal("max_action_dim", filled)
@@ -351,8 +351,8 @@ def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> Tr
     >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = write_rlds({"train": [{"steps": steps}] * 4}, name="mine", data_dir=folder)
-    ...     own = {"name": "mine", "data_dir": folder, "train_split": "train", "cache_dir": folder}
-    ...     ds = get_dataset({"datasets": [own], "batch_size": 4})
+    ...     options = {"name": "mine", "data_dir": folder, "train_split": "train", "cache_dir": folder}
+    ...     ds = get_dataset({"datasets": [options], "batch_size": 4})
     ...     next(ds.iterator())["action"].shape
     (4, 1, 1, 2)
     """

@@ -206,6 +206,6 @@ def _contains(last: Node, node: Node) -> bool:
 
 def open_unlisted(stream: StreamNode) -> PipelineIterator[Any]:
     """Return an iterator of the viewer itself, which must not be shown as one that runs."""
-    own: PipelineIterator[Any] = PipelineIterator(stream)
-    _iterators_of_viewer.add(own)
-    return own
+    iterator: PipelineIterator[Any] = PipelineIterator(stream)
+    _iterators_of_viewer.add(iterator)
+    return iterator

@@ -190,17 +190,17 @@ def _place_of_sample(node: OneParentMap, index: int, functions: list[OneParentMa
     if not isinstance(origins, SampleOrigins):
         return None
     epoch, number = divmod(at, leaf.count)
-    own, (episode, time) = origins.samples, origins.locate(number, epoch)
+    samples, (episode, time) = origins.samples, origins.locate(number, epoch)
     numbers, times = origins.list_steps(number, epoch)
     positions = epoch * leaf.total + leaf.first + numbers
-    every = np.arange(int(own.episodes.lengths[episode]))
+    every = np.arange(int(samples.episodes.lengths[episode]))
     return EpisodePlace(
-        dataset=own.name if "dataset_name" in own.episodes.columns else "",
-        episode=_number(own.episodes, episode),
+        dataset=samples.name if "dataset_name" in samples.episodes.columns else "",
+        episode=_number(samples.episodes, episode),
         time=time,
         times=times,
         read_step=_rebuild(node, index_samples(leaf.total)._node, functions, positions),
-        read_episode=lambda: _read_plain(own, np.full(len(every), episode), every),
+        read_episode=lambda: _read_plain(samples, np.full(len(every), episode), every),
         draws_anew=any(not function.pure for function in functions),
     )
 

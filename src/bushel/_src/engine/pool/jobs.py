@@ -231,7 +231,7 @@ class ResultBuffer:
         return memory
 
     def add_result_of_rows(self, job: Job, packed: Packed) -> None:
-        """Add the result of some rows of a job to the account. It is sent as a copy, since such results are small and rare."""
+        """Add the result of some rows of a job to the account. It is sent as a copy, since it is small and rare."""
         if not job.results:
             self._unreleased.append(job.footprint)
         job.footprint.heap_bytes += packed.heap_bytes

@@ -78,12 +78,12 @@ class LeRobotBuilder(EpisodeBuilder):
         self._table = open_table(folder, tolerance_s=tolerance_s, on_error=on_error, cache_dir=cache_dir)
         assert self._table.numbers is not None
         places = {episode: place for place, episode in enumerate(self._table.numbers.tolist())}
-        listed = {split: [places[e] for e in own if e in places] for split, own in folder.splits.items()}
+        listed = {split: [places[e] for e in numbers if e in places] for split, numbers in folder.splits.items()}
         folder.forget()
-        self._positions = {split: np.array(own, np.int64) for split, own in listed.items()}
+        self._positions = {split: np.array(numbers, np.int64) for split, numbers in listed.items()}
         if list(listed) == ["train"]:
             self._positions = {"train": np.arange(len(self._table))}  # rows may have episodes that `meta` lacks
-        self.splits = {split: len(own) for split, own in self._positions.items()}
+        self.splits = {split: len(numbers) for split, numbers in self._positions.items()}
 
     def episodes(self, split: str = "all") -> LeRobotEpisodes:
         """Return the episodes of a split: "train", "all", "train[:95%]", "train[10:20]" ..."""
@@ -92,7 +92,7 @@ class LeRobotBuilder(EpisodeBuilder):
 
     def positions(self, split: str) -> np.ndarray:
         """Return the positions of the episodes of a split among all episodes: int64."""
-        shards = {name: [len(own)] for name, own in self._positions.items()}
+        shards = {name: [len(numbers)] for name, numbers in self._positions.items()}
         return np.concatenate([self._positions[name][low:high] for name, low, high in parse_split(split, shards)])
 
     def __repr__(self) -> str:

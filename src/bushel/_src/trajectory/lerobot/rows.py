@@ -170,7 +170,7 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> LeRobotRows:
     wanted = [feature for feature in folder.features.values() if not feature.is_picture]
     known = {feature.name for feature in wanted}
     wanted += [LeRobotFeature(name, _DEFAULT_DTYPES[name], (1,)) for name in DEFAULT_COLUMNS if name not in known]
-    pieces: list[dict[str, np.ndarray]] = []
+    of_files: list[dict[str, np.ndarray]] = []
     counts: list[int] = []
     lost: dict[str, str] = {}
     extra: dict[str, None] = {}
@@ -179,9 +179,9 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> LeRobotRows:
     for number, name in enumerate(names):
         count = 0
         try:
-            piece = _read_file(folder, name, wanted, extra)
-            count = len(piece["episode_index"])
-            pieces.append(piece)
+            of_file = _read_file(folder, name, wanted, extra)
+            count = len(of_file["episode_index"])
+            of_files.append(of_file)
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                 raise  # a store that fails for a while
@@ -196,10 +196,10 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> LeRobotRows:
             BushelWarning,
             stacklevel=5,
         )
-    if not pieces:
+    if not of_files:
         first = next(iter(lost.values()), "there is no Parquet file in the folder data")
         raise DamagedFile(f"{redact.show(folder.path)}: no file of rows can be read: {first}")
-    columns = {feature.name: np.concatenate([piece[feature.name] for piece in pieces]) for feature in wanted}
+    columns = {feature.name: np.concatenate([of_file[feature.name] for of_file in of_files]) for feature in wanted}
     files = np.repeat(np.arange(len(names)), counts)
     places = np.arange(len(files))
     episode, frame = columns["episode_index"], columns["frame_index"]

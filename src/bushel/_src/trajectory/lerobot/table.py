@@ -305,10 +305,10 @@ class _Videos:
             self.shapes[camera.name] = self._find_shape(camera, wanted)
             self.places[camera.name] = np.tile(np.array([-1, 0], np.int64), (len(self._rows.places), 1))
         for number, episode in enumerate(self._rows.episodes.tolist()):
-            own = slice(int(starts[number]), int(starts[number] + self._rows.lengths[number]))
+            own_rows = slice(int(starts[number]), int(starts[number] + self._rows.lengths[number]))
             for camera in cameras:
                 if (episode, camera.name) in wanted:
-                    self._align(episode, camera.name, wanted[episode, camera.name], own, errors)
+                    self._align(episode, camera.name, wanted[episode, camera.name], own_rows, errors)
 
     def _check_spans(self, wanted: Mapping[tuple[int, str], VideoPlace]) -> list[tuple[int, str]]:
         """Note the episodes and cameras whose spans in one file do not follow each other, and returns them."""
@@ -364,7 +364,7 @@ class _Videos:
             return (*camera.shape[:2], channels) if len(camera.shape) == 3 else (1, 1, channels)
         return (*sizes[0], channels)
 
-    def _align(self, episode: int, camera: str, place: VideoPlace, own: slice, errors: Mapping[str, str]) -> None:
+    def _align(self, episode: int, camera: str, place: VideoPlace, own_rows: slice, errors: Mapping[str, str]) -> None:
         number = self.names[place.path]
         table = self.tables[number]
         if table is None:
@@ -379,13 +379,13 @@ class _Videos:
                 f"camera {height} x {width}",
             )
         columns = self._rows.columns
-        seconds, numbers = columns["timestamp"][own], columns["frame_index"][own]
+        seconds, numbers = columns["timestamp"][own_rows], columns["frame_index"][own_rows]
         try:
             frames = align_frames(seconds, numbers, self._folder.fps, place.start_s, table.times, self._tolerance_s)
         except ValueError as error:
             return self._note(episode, camera, place.path, str(error))
-        self.places[camera][own, 0] = number
-        self.places[camera][own, 1] = frames
+        self.places[camera][own_rows, 0] = number
+        self.places[camera][own_rows, 1] = frames
 
     def _note(self, episode: int, camera: str, path: str, text: str) -> None:
         where = f" in {redact.show(self._folder.address(path))}" if path else ""
