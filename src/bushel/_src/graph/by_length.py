@@ -392,10 +392,10 @@ class Bucket(Batches):
         shuffled = shuffle.shuffle(indices, length=self.length, seed=self.options.seed)
         epoch, batch = int64.split(shuffled, self.length, to=self.parent.length)
         first, sizes, buckets = (array[batch] for array in self._batches)
-        edges, places = epochs.ranges(first, sizes)
+        edges, positions = epochs.ranges(first, sizes)
         epoch = np.repeat(epoch, sizes)
-        places = pick_by_epoch(epoch, places, lambda number, some: self.orders(number)[some])
-        return edges, places + epoch * self.parent.length, buckets.tolist()
+        positions = pick_by_epoch(epoch, positions, lambda number, some: self.orders(number)[some])
+        return edges, positions + epoch * self.parent.length, buckets.tolist()
 
     def make(self, block: Block, kind: int) -> Any:
         options, rows = self.options, blocks.rows_of(block)

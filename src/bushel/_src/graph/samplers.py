@@ -131,11 +131,11 @@ class IndexSampler:
 
     def record_keys(self, indices: np.ndarray) -> np.ndarray:
         """Return places in the source for many global indices."""
-        places = indices // self._shard_options.shard_count
+        positions = indices // self._shard_options.shard_count
         if self._shuffle:
             assert self._seed is not None
-            places = shuffle.shuffle(places, length=self.shard_size, seed=self._seed)
-        return int64.narrowed(epochs.first_epoch(places, length=self.shard_size)) + self._first
+            positions = shuffle.shuffle(positions, length=self.shard_size, seed=self._seed)
+        return int64.narrowed(epochs.first_epoch(positions, length=self.shard_size)) + self._first
 
     @property
     def endless(self) -> bool:

@@ -200,8 +200,8 @@ class Chosen(Moved):
 
     def find_positions(self, indices: np.ndarray) -> np.ndarray:
         epoch, offset = int64.split(indices, self.length, to=self.parent.length)
-        places = pick_by_epoch(epoch, offset, lambda number, some: self.rule.pick(self.tables(number), some, number))
-        return places + epoch * self.parent.length
+        positions = pick_by_epoch(epoch, offset, lambda number, some: self.rule.pick(self.tables(number), some, number))
+        return positions + epoch * self.parent.length
 
     @property
     def epochs(self) -> Epochs:

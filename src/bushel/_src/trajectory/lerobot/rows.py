@@ -150,7 +150,7 @@ class LeRobotRows:
       columns: an array for each feature that is not a picture; texts are str in object arrays.
       episodes: the `episode_index` of each episode, ascending.
       lengths: how many rows each episode has.
-      places: the number of each row among the rows of all files, in the order of the files.
+      file_rows: the number of each row among the rows of all files, in the order of the files.
       files: the number of the file of each episode's first row.
       faults: by `episode_index`, what is wrong with the rows of an episode, with the key and the file.
       lost_files: files that could not be read, with the reason.
@@ -159,7 +159,7 @@ class LeRobotRows:
     columns: Mapping[str, np.ndarray]
     episodes: np.ndarray
     lengths: np.ndarray
-    places: np.ndarray
+    file_rows: np.ndarray
     files: np.ndarray
     faults: dict[int, str]
     lost_files: dict[str, str]
@@ -201,15 +201,15 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> LeRobotRows:
         raise DamagedFile(f"{redact.show(folder.path)}: no file of rows can be read: {first}")
     columns = {feature.name: np.concatenate([of_file[feature.name] for of_file in of_files]) for feature in wanted}
     files = np.repeat(np.arange(len(names)), counts)
-    places = np.arange(len(files))
+    file_rows = np.arange(len(files))
     episode, frame = columns["episode_index"], columns["frame_index"]
     steps = np.diff(episode)
     if np.any(steps < 0) or np.any((steps == 0) & (np.diff(frame) <= 0)):
-        order = np.lexsort((places, frame, episode))
+        order = np.lexsort((file_rows, frame, episode))
         columns = {name: values[order] for name, values in columns.items()}
-        files, places, episode, frame = files[order], places[order], episode[order], frame[order]
+        files, file_rows, episode, frame = files[order], file_rows[order], episode[order], frame[order]
     episodes, starts, lengths = np.unique(episode, return_index=True, return_counts=True)
-    rows = LeRobotRows(columns, episodes, lengths, places, files[starts], {}, lost)
+    rows = LeRobotRows(columns, episodes, lengths, file_rows, files[starts], {}, lost)
     _find_faults(rows, folder, names, tolerance_s, starts)
     return rows
 

@@ -31,7 +31,7 @@ from bushel._src.sources.protocol_buffers import Located, locate_example
 from bushel._src.sources.record_files import JoinedRecords
 from bushel._src.sources.tfds import FORMATS, read_json, shard_lengths, shard_names, split_entries
 from bushel._src.trajectory.data_utils import nest_leaves, to_objects
-from bushel._src.trajectory.encoded_images import Encoded, RecordParts
+from bushel._src.trajectory.encoded_images import Encoded, RecordSpans
 from bushel._src.trajectory.episode_builder import EpisodeBuilder, EpisodeSource, parse_split
 from bushel._src.trajectory.rlds.dataset_folder import EpisodeFeatures, FeatureLeaf, Values, find_folder, parse_features
 
@@ -282,7 +282,7 @@ class RLDSBuilder(EpisodeBuilder):
                 )
         firsts = dict(zip(counts, np.cumsum([0, *counts.values()]).tolist()))
         records = np.concatenate([np.arange(firsts[file] + low, firsts[file] + high) for file, low, high in ranges])
-        return RLDSEpisodes(RecordParts(source), records, self.features, f"{self.name}/{split}", images, unpack)
+        return RLDSEpisodes(RecordSpans(source), records, self.features, f"{self.name}/{split}", images, unpack)
 
     def positions(self, split: str) -> np.ndarray:
         """Return the positions of the episodes of a split among all episodes: int64."""
@@ -309,7 +309,7 @@ class RLDSEpisodes:
 
     def __init__(
         self,
-        parts: RecordParts,
+        parts: RecordSpans,
         records: np.ndarray,
         features: EpisodeFeatures,
         name: str,
@@ -322,7 +322,7 @@ class RLDSEpisodes:
         self._lock = threading.Lock()
 
     @property
-    def parts(self) -> RecordParts:
+    def parts(self) -> RecordSpans:
         """The reader of images by their places."""
         return self._parts
 
