@@ -225,7 +225,7 @@ def _parts_done(folder: Folder, parts: str, length: int, size: int) -> list[tupl
     for name in folder.names(parts):
         bounds = _PART.fullmatch(name.removeprefix(f"{parts}/"))
         begin, stop = (int(number) for number in bounds.groups()) if bounds else (-1, -1)
-        if begin < end and not folder.on_disk:  # of another process, or not ours
+        if begin < end and not folder.on_disk:  # of another process, or of another program
             continue
         if begin != end or (stop % size and stop != length):
             break

@@ -253,14 +253,14 @@ class _Feature:
         gaps = runs[edges[1:] - 1].tolist()
         like = tokens[0]
         pad = np.zeros((max(gaps), *like.shape[1:]), like.dtype)
-        parts: list[np.ndarray] = []
+        runs_of_tokens: list[np.ndarray] = []
         first = 0
         for row, (end, gap) in enumerate(zip(edges[1:].tolist(), gaps), start=1):
-            parts += tokens[first : end - row]
-            parts.append(pad[:gap])
+            runs_of_tokens += tokens[first : end - row]
+            runs_of_tokens.append(pad[:gap])
             first = end - row
         filled = memory.output((*shape, *like.shape[1:]), like.dtype)
-        np.concatenate(parts, out=filled.reshape(-1, *like.shape[1:]), casting="unsafe")
+        np.concatenate(runs_of_tokens, out=filled.reshape(-1, *like.shape[1:]), casting="unsafe")
         positions = np.repeat(self.begins[here], runs).reshape(shape)
         positions += _count_up(self.length)
         for row, gap in enumerate(gaps):

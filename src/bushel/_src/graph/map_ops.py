@@ -155,7 +155,7 @@ class _PerElement(WithTransform):
 
     @functools.cached_property
     def _chains(self) -> list[_Chain]:
-        """`_steps`, cut into pieces: the steps of each piece run in one loop."""
+        """`_steps`, cut into groups: the steps of each group run in one loop."""
         chains: list[list[_Step]] = []
         for step in self._steps:
             last = chains[-1] if chains else []

@@ -154,7 +154,7 @@ class Epochs(enum.IntEnum):
     SAME = 2  # the same records in the same order
 
     def after_cutting(self) -> Epochs:
-        """Return how epochs compare after each was cut by position: cut pieces of shuffled epochs have different
+        """Return how epochs compare after each was cut by position: sections of shuffled epochs have different
         records.
         """
         return self if self is Epochs.SAME else Epochs.DIFFERENT

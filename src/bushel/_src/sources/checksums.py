@@ -251,7 +251,7 @@ def _find_fast() -> Checksum | None:
         google = importlib.import_module("google_crc32c")
     except ImportError:
         return None
-    if google.implementation != "c":  # its Python code is as slow as ours
+    if google.implementation != "c":  # its Python code is as slow as that below
         return None
     value = google.value
     return lambda data: value(data if isinstance(data, bytes) else bytes(data))  # it accepts no other buffers

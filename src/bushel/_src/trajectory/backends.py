@@ -220,6 +220,6 @@ class _GrainIterator(DatasetIterator[Any]):
 
 
 def _convert_options(kind: Any, options: ReadOptions | MultiprocessingOptions) -> Any:
-    """Grain's options, with the fields of ours that Grain has too."""
+    """Grain's options, with those fields of Bushel's that Grain has too."""
     known = {field.name for field in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in dataclasses.asdict(options).items() if name in known})

@@ -327,7 +327,7 @@ def get_dataset_statistics(
         raise TypeError("proprio_keys and hash_dependencies must be lists of strings, got a string.")
     if save_dir is None:
         checks.unused({"storage_options": storage_options is not None}, "without save_dir", "Write save_dir=folder")
-    folders, name = _places(hash_dependencies, save_dir, compat, storage_options)
+    folders, name = _find_folders(hash_dependencies, save_dir, compat, storage_options)
     for folder in folders if not force_recompute else ():
         if (known := _known(folder, name, proprio_keys, reproduces_faults(compat))) is not None:
             return known
@@ -341,7 +341,7 @@ def get_dataset_statistics(
     return found
 
 
-def _places(
+def _find_folders(
     dependencies: Sequence[str],
     save_dir: str | os.PathLike[str] | None,
     compat: Compat | None,
@@ -457,7 +457,7 @@ def _pick(traj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, np.ndarra
 
 @public("bushel.trajectory")
 def load_statistics(path: str | os.PathLike[str], *, storage_options: Options | None = None) -> dict[str, Any]:
-    """Load statistics from a JSON file of ours or of the original, local or in a store.
+    """Load statistics from a JSON file of Bushel or of the original, local or in a store.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "statistics.json")

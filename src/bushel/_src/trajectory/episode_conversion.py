@@ -230,7 +230,7 @@ def _begin(folder: Folder, target: Target, identity: str, overwrite: bool) -> No
     """Look at what is in the folder: nothing, a part of this conversion, or something else."""
     has_plan = folder.exists(_PLAN)
     if overwrite:
-        if has_plan or folder.exists(target.last_file):  # else the files that look like ours are someone else's
+        if has_plan or folder.exists(target.last_file):  # else the files that look like its own are someone else's
             _remove_data_set(folder, target)
     elif folder.exists(target.last_file) and not has_plan:
         raise FileExistsError(

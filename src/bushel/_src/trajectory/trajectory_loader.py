@@ -220,7 +220,7 @@ def _divide_threads(threads: int | None, weights: Sequence[float]) -> list[int |
     """
     if threads is None or threads <= 0:
         return [None] * len(weights)
-    return [int(share) for share in allocate_threads(max(threads, len(weights)), weights)]
+    return [int(count) for count in allocate_threads(max(threads, len(weights)), weights)]
 
 
 def _report_headless(headless: Sequence[str], names: Sequence[str]) -> None:

@@ -197,7 +197,7 @@ class Guard:
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         hosts = headers.get("host", [])
-        # A name that an attacker's DNS server has pointed at this machine would make its pages same-origin with ours.
+        # An attacker whose DNS server points a name at this machine would make pages of the same origin as these.
         if len(hosts) != 1 or not self._is_name_of_server(hosts[0]):
             return 403, "This address is not one of the page's own: open the address that Bushel has printed."
         if any(origin != f"http://{hosts[0]}" for origin in headers.get("origin", [])):

@@ -118,7 +118,7 @@ class ActorWorker:
         try:
             with wire.track_pipeline_classes():
                 copied_if_small = [
-                    bytearray(part.data) if part.nbytes < PRIVATE_BYTES else part.data for part in buffers
+                    bytearray(buffer.data) if buffer.nbytes < PRIVATE_BYTES else buffer.data for buffer in buffers
                 ]
                 self._programs[number] = pickle.loads(pickled, buffers=copied_if_small)
         except BaseException as error:

@@ -353,16 +353,16 @@ def _copy_into_slot(buffers: list[pickle.PickleBuffer], slot: Slot) -> list[tupl
 def unpack(packed: Packed, memory: memoryview | None) -> Any:
     """Return the object again. Its large arrays look into `memory`, the slot, or into aligned copies."""
     if packed.extents is None:
-        parts = [part if isinstance(part, memoryview) else copy_aligned(part) for part in packed.copies]
-        return pickle.loads(packed.pickled, buffers=parts)
+        buffers = [data if isinstance(data, memoryview) else copy_aligned(data) for data in packed.copies]
+        return pickle.loads(packed.pickled, buffers=buffers)
     if not packed.extents:
         return pickle.loads(packed.pickled)
     assert memory is not None
     return pickle.loads(packed.pickled, buffers=[memory[offset : offset + size] for offset, size in packed.extents])
 
 
-def copy_aligned(part: Any) -> memoryview:
+def copy_aligned(data: Any) -> memoryview:
     """Copy bytes to where JAX on a CPU can use them without another copy."""
-    array = base_memory.empty((len(part),), np.uint8)
-    array[:] = np.frombuffer(part, dtype=np.uint8)
+    array = base_memory.empty((len(data),), np.uint8)
+    array[:] = np.frombuffer(data, dtype=np.uint8)
     return array.data
