@@ -69,7 +69,7 @@ def ranges(first: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray
 class DeviceRows:
     """The shards of a batch that the devices of one process hold under one sharding.
 
-    >>> DeviceRows(count=4, parts=(0, 3)).rows(8).tolist()
+    >>> DeviceRows(count=4, shards=(0, 3)).rows(8).tolist()
     [0, 1, 6, 7]
     """
 
