@@ -15,7 +15,7 @@ from PIL import Image
 from bushel import MapDataset
 from bushel._src.display import describe, pictures
 from bushel._src.display.describe import describe_element, walk
-from bushel._src.display.kinds import find_batch_size, find_part, take_row
+from bushel._src.display.kinds import find_batch_size, find_entry, take_row
 from bushel._src.view.server import to_json
 
 RNG = np.random.default_rng(0)
@@ -167,7 +167,7 @@ def test_dataclasses_and_named_tuples_are_shown_by_their_parts():
     assert set(shown) == {"pair/left", "pair/right", "box/inside", "7/0", "7/1/0", "fields/a"}
     describe_element(nested)  # ends
     wide = {str(n): {str(m): m for m in range(99)} for n in range(99)}
-    assert len(parts(wide)) <= describe.PARTS
+    assert len(parts(wide)) <= describe.ENTRIES_IN_ALL
 
 
 def test_an_object_that_fails_does_not_hide_the_others():
@@ -276,10 +276,10 @@ def test_rows_and_parts_of_a_batch_are_found():
     assert find_batch_size(batch) == 4 and take_row(batch, 2)["label"] == 2
     assert find_batch_size({"x": np.zeros(4), "y": 3}) is None
     assert find_batch_size({"x": np.zeros(4), "y": np.zeros(5)}) is None
-    assert np.array_equal(find_part(batch, ["image", "3"]), PICTURE)
+    assert np.array_equal(find_entry(batch, ["image", "3"]), PICTURE)
     for path in (["nothing"], ["image", "4"], ["image", "-1"], ["label", "0", "0"]):
         with pytest.raises((KeyError, IndexError)):
-            find_part(batch, path)
+            find_entry(batch, path)
 
 
 def test_show_in_a_notebook_and_in_a_terminal():

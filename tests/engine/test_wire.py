@@ -103,7 +103,7 @@ def through(value: Any, room: str) -> Any:
     slot, lease = fresh_slot(64 if room == "too little" else SLOT_BYTES) if room != "none" else (None, None)
     packed = pickle.loads(pickle.dumps(pack(value, slot)))
     if room != "plenty":
-        assert not packed.places
+        assert not packed.extents
     return unpack(packed, lease)
 
 
@@ -170,9 +170,9 @@ def test_trees_come_out_the_same_whatever_the_room(tree, size):
     packed = pack(tree, slot)
     found = unpack(packed, lease)
     assert same(found, tree)
-    if packed.places:
+    if packed.extents:
         end = 0
-        for offset, length in packed.places:  # one after the other, aligned, within the slot
+        for offset, length in packed.extents:  # one after the other, aligned, within the slot
             assert offset % ALIGNMENT == 0 and offset >= end and length >= IN_BAND_BYTES
             end = offset + length
         assert end <= max(size, 1)
@@ -185,7 +185,7 @@ def test_what_is_needed_fits(tree):
     needed = pack(tree, None).slot_bytes
     slot, lease = fresh_slot(max(needed, 1))
     packed = pack(tree, slot)
-    assert packed.places is not None and not packed.copies
+    assert packed.extents is not None and not packed.copies
     assert same(unpack(packed, lease), tree)
 
 
@@ -193,16 +193,16 @@ def test_all_go_into_the_slot_or_none():
     slot, lease = fresh_slot(20_000)
     value = [np.arange(1000), np.arange(1000) + 1, np.arange(1000) + 2]
     packed = pack(value, slot)
-    assert packed.places is None and [len(part) for part in packed.copies] == [8000] * 3
+    assert packed.extents is None and [len(part) for part in packed.copies] == [8000] * 3
     assert same(unpack(packed, lease), value)
 
 
 def test_small_arrays_do_not_hold_the_slot():
     slot, lease = fresh_slot()
     small, large = np.zeros(IN_BAND_BYTES - 1, np.uint8), np.zeros(IN_BAND_BYTES, np.uint8)
-    assert pack({"label": small}, slot).places == []
+    assert pack({"label": small}, slot).extents == []
     packed = pack({"label": small, "image": large}, slot)
-    assert packed.places is not None and [size for _, size in packed.places] == [IN_BAND_BYTES]
+    assert packed.extents is not None and [size for _, size in packed.extents] == [IN_BAND_BYTES]
     found = unpack(packed, lease)
     assert np.shares_memory(found["image"], np.frombuffer(lease, np.uint8))
     assert not np.shares_memory(found["label"], np.frombuffer(lease, np.uint8))
@@ -216,9 +216,9 @@ def test_what_was_made_in_the_slot_stays_there():
     made[:] = np.arange(1000)
     other = np.arange(5000)
     packed = pack([other, made, made[100:700]], slot)
-    assert packed.places is not None
-    assert packed.places[1] == (offset, 8000) and packed.places[2] == (offset + 800, 4800)
-    assert packed.places[0][0] >= offset + 8000
+    assert packed.extents is not None
+    assert packed.extents[1] == (offset, 8000) and packed.extents[2] == (offset + 800, 4800)
+    assert packed.extents[0][0] >= offset + 8000
     found = unpack(packed, lease)
     assert same(found, [other, made, made[100:700]])
     assert found[1].ctypes.data == made.ctypes.data  # not moved

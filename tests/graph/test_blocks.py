@@ -331,7 +331,7 @@ def test_rows_are_the_elements(block):
 @given(any_columns, st.integers(0, 8), st.integers(0, 8))
 def test_a_part_is_a_slice_of_the_rows(block, low, high):
     low, high = sorted((min(low, len(block)), min(high, len(block))))
-    part = block.part(low, high)
+    part = block.slice(low, high)
     assert len(part) == high - low
     assert same(part.rows(), model_of(block)[low:high])
     assert same(blocks.rows_of(blocks.slice_block(block.rows(), low, high)), model_of(block)[low:high])
@@ -339,9 +339,9 @@ def test_a_part_is_a_slice_of_the_rows(block, low, high):
 
 def test_a_part_is_a_view():
     block = Columns({"x": np.arange(5)}, 5)
-    assert np.shares_memory(block.part(1, 3).tree["x"], block.tree["x"])
+    assert np.shares_memory(block.slice(1, 3).tree["x"], block.tree["x"])
     some = Columns({"x": np.arange(3)}, 5, np.array([True, False, True, False, True]))
-    assert np.shares_memory(some.part(1, 3).tree["x"], some.tree["x"])
+    assert np.shares_memory(some.slice(1, 3).tree["x"], some.tree["x"])
 
 
 @settings(deadline=None)

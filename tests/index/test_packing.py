@@ -71,15 +71,15 @@ def test_each_sequence_goes_where_the_rule_says(problem, count, strategy, aligne
 def test_sequences_may_come_in_blocks_of_any_size(problem, count, cuts):
     lengths, capacities = problem
     whole, parts = Bins(capacities, count), Bins(capacities, count)
-    placed = whole.place(lengths.T.tolist())
+    placed = whole.put(lengths.T.tolist())
     first = 0
     while first < placed:
         some = lengths[first : min(placed, first + cuts[first % len(cuts)])]
-        assert parts.place(some.T.tolist()) == len(some)
+        assert parts.put(some.T.tolist()) == len(some)
         first += len(some)
-    assert parts.placement().rows.tolist() == whole.placement().rows.tolist()
+    assert parts.positions().rows.tolist() == whole.positions().rows.tolist()
     if placed < len(lengths):
-        assert parts.place(lengths.T.tolist(), placed) == placed  # what did not fit does not fit
+        assert parts.put(lengths.T.tolist(), placed) == placed  # what did not fit does not fit
 
 
 @settings(deadline=None, max_examples=100)
@@ -89,7 +89,7 @@ def test_as_many_sequences_as_there_are_empty_rows_fit(problem, count, most):
     bins = Bins(capacities, count, most=most)
     while len(lengths) and bins.empty:
         block = lengths[: bins.empty]
-        assert bins.place(block.T.tolist()) == len(block)
+        assert bins.put(block.T.tolist()) == len(block)
         lengths = lengths[len(block) :]
 
 

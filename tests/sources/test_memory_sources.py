@@ -220,7 +220,7 @@ def test_columns_know_which_elements_are_missing():
     assert columns.rows() == [{"x": 1}, None, {"x": 3}]
     assert len(columns) == 3
     assert columns.dense().rows() == [{"x": 1}, {"x": 3}]
-    assert columns.part(1, 3).rows() == [None, {"x": 3}]
+    assert columns.slice(1, 3).rows() == [None, {"x": 3}]
 
 
 def test_a_source_of_ones_own_may_answer_in_columns():

@@ -231,13 +231,13 @@ def test_a_compressed_tfrecord_file(tmp_path, limited):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.sampled_from([0, 1, 7, 16, 48, 100, 1000]), min_size=1, max_size=12),
-    piece=st.sampled_from([1, 16, 32, 64, 1000]),
+    chunk=st.sampled_from([1, 16, 32, 64, 1000]),
     window=st.sampled_from([16, 17, 100]),
     cut=st.integers(1, 6),
     taken=st.integers(0, 12),
 )
-def test_compressed_records_are_the_same_in_pieces_of_any_size(sizes, piece, window, cut, taken, tmp_path, monkeypatch):
-    monkeypatch.setattr(tfrecord, "_PIECE", piece)
+def test_compressed_records_are_the_same_in_pieces_of_any_size(sizes, chunk, window, cut, taken, tmp_path, monkeypatch):
+    monkeypatch.setattr(tfrecord, "_CHUNK", chunk)
     monkeypatch.setattr(tfrecord, "_WINDOW", window)
     records = [bytes([number]) * size for number, size in enumerate(sizes)]
     plain = written(tmp_path, "tfrecord", records).read_bytes()

@@ -35,7 +35,8 @@ def describe_fields(entry: state_names.StateName) -> list[str]:
         return [f"{member.name}={member.value!r}" for member in kind]
     if dataclasses.is_dataclass(kind):
         own = [field for field in dataclasses.fields(kind) if field.metadata.get("identity", True)]
-        return sorted(field.name for field in own if "Node" not in str(field.type))
+        names = [field.name for field in own if "Node" not in str(field.type)]
+        return sorted(state_names.rename_keys(kind, dict.fromkeys(names)))
     return sorted(key for key in entry.keys.values() if key is not None)
 
 

@@ -28,7 +28,7 @@ from bushel._src.base.errors import DamagedFile
 from bushel._src.sources.protocol_buffers import locate_example
 from bushel._src.sources.tfds import JsonEntry
 from bushel._src.trajectory import encoded_images
-from bushel._src.trajectory.encoded_images import Encoded, RecordParts, read_all
+from bushel._src.trajectory.encoded_images import Encoded, RecordSpans, read_all
 from bushel._src.trajectory.episode_builder import parse_split
 from bushel._src.trajectory.rlds.dataset_folder import Values, find_folder, parse_features
 from bushel._src.trajectory.rlds.reader import RLDSBuilder, count_stored_steps, index_episodes
@@ -622,7 +622,7 @@ def test_an_encoded_image_is_read_when_its_bytes_are_asked_for(folder, monkeypat
     assert data == [bytes(images[2]), b"kept", bytes(images[0]), bytes(images[2])]
     assert images[2] == data[0] and data[0] == images[2] and images[0] != data[0]
     assert images[0] == episodes[1]["observation"]["image"][0]
-    assert repr(images[0]).startswith("Encoded(") and images[0].place[2] == len(images[0])
+    assert repr(images[0]).startswith("Encoded(") and images[0].address[2] == len(images[0])
     with pytest.raises(TypeError, match="unhashable"):
         hash(images[0])
     with ThreadPoolExecutor(8) as pool:
@@ -651,7 +651,7 @@ def test_parts_that_are_not_there(tmp_path, kind):
     for start, size in ((0, 1 << 20), (-1, 2), (3, -1)):
         with pytest.raises(ValueError, match="bytes"):
             parts.read([0], [start], [size])
-    assert len(parts.read([0, 0], [0, 3], [3, 0])[0]) == 3 and "RecordParts(" in repr(parts)
+    assert len(parts.read([0, 0], [0, 3], [3, 0])[0]) == 3 and "RecordSpans(" in repr(parts)
 
 
 def test_records_of_chunked_files_are_kept(tmp_path, monkeypatch):
@@ -722,7 +722,7 @@ def test_progress_is_shown_on_a_terminal_alone(folder, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
     index_episodes(source, features, cache_dir=str(folder / "c"))
     assert "4/4" in capsys.readouterr().err
-    assert isinstance(RecordParts(source).read([0], [0], [1]), list)
+    assert isinstance(RecordSpans(source).read([0], [0], [1]), list)
 
 
 def test_import_is_light():

@@ -5,7 +5,7 @@ import pytest
 from helpers.traceable_robots import LENGTHS, actions, keys, state, steps, write_all_formats, write_robot
 
 from bushel import MapDataset
-from bushel._src.view.episode_lookup import find_place
+from bushel._src.view.episode_lookup import find_episode_step
 from bushel.trajectory import (
     Episodes,
     LeRobotSource,
@@ -71,7 +71,7 @@ def test_an_element_knows_its_episode(robots, name):
     ds = PIPELINES[name](robots)
     seen = set()
     for index in (0, 1, 2, 7, 16, 25, 27):  # of several epochs
-        place = find_place(ds._node, index)
+        place = find_episode_step(ds._node, index)
         robot, episode, step = truth(ds[index])
         assert (place.dataset, place.episode, place.time) == (NAMES[robot], episode, step)
         (record,) = ds.origin(index).records
@@ -89,7 +89,7 @@ def test_another_step_is_read_as_the_stream_gives_it(robots):
     """Without random changes, a step that is read for its episode equals the element of the stream with that step."""
     ds = mixture(robots, traj={"goal_relabeling_strategy": "uniform"})
     elements = [ds[index] for index in range(24)]
-    places = [find_place(ds._node, index) for index in range(24)]
+    places = [find_episode_step(ds._node, index) for index in range(24)]
     compared = 0
     for place in places:
         for other, element in zip(places, elements):
@@ -105,7 +105,7 @@ def test_rows_of_batches_on_maps_and_streams(robots):
     ds = mixture(robots)
     for batches in (ds.batch(4), ds.to_iter_dataset().batch(4).map(lambda x: x)):
         for index, row in ((0, 0), (1, 3), (3, 2)):
-            place = find_place(batches._node, index, row)
+            place = find_episode_step(batches._node, index, row)
             robot, episode, step = truth(ds[4 * index + row])
             assert (place.dataset, place.episode, place.time) == (NAMES[robot], episode, step)
             assert (place.row, place.rows) == (row, 4)
@@ -114,21 +114,21 @@ def test_rows_of_batches_on_maps_and_streams(robots):
 
 def test_no_place_where_elements_depend_on_what_was_read(robots):
     ds = mixture(robots)
-    assert find_place(ds.filter(lambda x: True).to_iter_dataset()._node, 0) is None
-    assert find_place(ds.to_iter_dataset().filter(lambda x: True)._node, 0) is None
-    assert find_place(ds.batch(2).batch(2)._node, 0) is None
-    assert find_place(MapDataset.range(5)._node, 0) is None
+    assert find_episode_step(ds.filter(lambda x: True).to_iter_dataset()._node, 0) is None
+    assert find_episode_step(ds.to_iter_dataset().filter(lambda x: True)._node, 0) is None
+    assert find_episode_step(ds.batch(2).batch(2)._node, 0) is None
+    assert find_episode_step(MapDataset.range(5)._node, 0) is None
 
 
 def test_whole_trajectories_and_functions_of_them():
     episodes = [steps(0, episode, length) for episode, length in enumerate(LENGTHS)]
     ds = TrajectoryDataset.from_trajectories(episodes)
-    place = find_place(ds.dataset._node, 2)
+    place = find_episode_step(ds.dataset._node, 2)
     assert place.is_episode and place.episode == 2 and str(place) == "episode 2"
     # A function of whole trajectories: frames are cut out of what it returns.
     frames = ds.traj_map(lambda x: {**x, "action": x["action"] + 1}).flatten().shuffle(seed=1)
     for index in range(16):
-        place, sample = find_place(frames.dataset._node, index), frames[index]
+        place, sample = find_episode_step(frames.dataset._node, index), frames[index]
         assert (0, place.episode, place.time) == tuple(sample["observation"]["state"].astype(int))
         assert (place.read_episode()["action"] == actions(0, place.episode, LENGTHS[place.episode]) + 1).all()
         other = place.read_step(0)
@@ -138,8 +138,8 @@ def test_whole_trajectories_and_functions_of_them():
 def test_windows_of_whole_trajectories_have_places_too(robots):
     ds = TrajectoryDataset.from_trajectories([steps(0, 0, 5)])
     windows = apply_trajectory_transforms(ds, train=True, window_size=2, action_horizon=4)
-    assert find_place(windows.dataset._node, 0).is_episode
-    assert find_place(windows.flatten().dataset._node, 3).time == 3
+    assert find_episode_step(windows.dataset._node, 0).is_episode
+    assert find_episode_step(windows.flatten().dataset._node, 3).time == 3
 
 
 @pytest.mark.parametrize("kind", ["rlds", "npz", "aloha", "robomimic", "lerobot"])
@@ -148,7 +148,7 @@ def test_episodes_of_each_format(formats, kind):
     source = open_episodes(name, folder, format=kind).episodes("all")
     ds = MapDataset.source(source).shuffle(seed=3)
     for index in range(3):
-        place, tree = find_place(ds._node, index), ds[index]
+        place, tree = find_episode_step(ds._node, index), ds[index]
         assert place.is_episode and place.dataset.split("/")[0] == "arm"
         assert (tree["action"] == actions(0, place.episode, LENGTHS[place.episode])).all()
         assert place.fps == (10 if kind == "lerobot" else None)
@@ -159,7 +159,7 @@ def test_episodes_of_each_format(formats, kind):
 def test_episodes_of_a_split_keep_their_numbers(formats, kind):
     name, folder = formats[kind]
     ds = MapDataset.source(open_episodes(name, folder, format=kind).episodes("train[1:]"))
-    assert [find_place(ds._node, index).episode for index in range(2)] == [1, 2]
+    assert [find_episode_step(ds._node, index).episode for index in range(2)] == [1, 2]
 
 
 def test_rows_of_lerobot_and_windows_by_offsets(formats):
@@ -167,7 +167,7 @@ def test_rows_of_lerobot_and_windows_by_offsets(formats):
     source = LeRobotSource(f"{folder}/{name}", delta_timestamps={"action": [0, 0.1, 0.2]}, episodes=[1, 2])
     ds = MapDataset.source(source).shuffle(seed=2).map(lambda row: {**row, "more": 1})
     for index in range(11):
-        place, row = find_place(ds._node, index), ds[index]
+        place, row = find_episode_step(ds._node, index), ds[index]
         assert (place.episode, place.time) == (row["episode_index"], row["frame_index"])
         assert place.offsets["action"].tolist() == [0, 1, 2]
         assert place.read_step(0)["frame_index"] == 0 and place.read_step(0)["more"] == 1
@@ -175,7 +175,7 @@ def test_rows_of_lerobot_and_windows_by_offsets(formats):
     table = Episodes.of(steps(0, episode, length) for episode, length in enumerate(LENGTHS))
     windows = window_frames(table, {"action": range(4)}).shuffle(seed=5)
     for index in range(16):
-        place, sample = find_place(windows._node, index), windows[index]
+        place, sample = find_episode_step(windows._node, index), windows[index]
         assert (0, place.episode, place.time) == tuple(sample["observation"]["state"].astype(int))
         assert place.read_step(1)["observation"]["state"].tolist() == [0, place.episode, 1]
         assert np.array_equal(place.read_episode()["action"], actions(0, place.episode, LENGTHS[place.episode]))

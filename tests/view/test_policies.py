@@ -9,7 +9,7 @@ from helpers.lerobot_folders import write_dataset
 from helpers.traceable_robots import LENGTHS, WORDS, keys, write_all_formats, write_robot
 
 from bushel import MapDataset, sources
-from bushel._src.view.episode_lookup import EpisodeLists, find_place
+from bushel._src.view.episode_lookup import EpisodeLists, find_episode_step
 from bushel._src.view.panels import describe_session
 from bushel._src.view.panels import robots as panel
 from bushel._src.view.robot_elements import JointNames
@@ -136,7 +136,7 @@ def test_whole_episodes_of_each_format_are_listed(formats, kind):
     assert [(one["episode"], one["length"]) for one in found["episodes"]] == list(enumerate(LENGTHS))
     assert {one["text"] for one in found["episodes"]} <= {WORDS, None, ""}
     for one in found["episodes"]:
-        place = find_place(ds.seed(3).shuffle()._node, one["index"])
+        place = find_episode_step(ds.seed(3).shuffle()._node, one["index"])
         assert place is not None and (place.episode, place.dataset) == (one["episode"], one["dataset"])
 
 
@@ -148,7 +148,7 @@ def check_starts(ds):
     node = session.step(found[0]["step"]).node
     earliest = {}
     for index in range(length or 60):
-        place = find_place(node, index)
+        place = find_episode_step(node, index)
         key = (place.dataset, place.episode)
         if key not in earliest or place.time < earliest[key][1]:
             earliest[key] = index, place.time
@@ -188,7 +188,7 @@ def test_mixtures_list_the_episodes_of_each_data_set(tmp_path):
     assert [one["dataset"] for one in found["episodes"]] == ["arm"] * 3 + ["gripper"] * 2
     session = Session(ds)
     for one in found["episodes"]:
-        place = find_place(session.step(one["step"]).node, one["index"])
+        place = find_episode_step(session.step(one["step"]).node, one["index"])
         assert place is not None and (place.dataset, place.episode) == (one["dataset"], one["episode"])
     pages = [EpisodeLists(session).list(first, 2)["episodes"] for first in (0, 2, 4)]
     assert [one for part in pages for one in part] == found["episodes"]

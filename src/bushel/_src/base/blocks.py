@@ -44,7 +44,7 @@ class Columns:
     def __len__(self) -> int:
         return self.length
 
-    def part(self, low: int, high: int) -> Columns:
+    def slice(self, low: int, high: int) -> Columns:
         """Return elements [low, high), as views."""
         if low == 0 and high == self.length:
             return self
@@ -88,7 +88,7 @@ def rows_of(block: Block) -> list[Any]:
 
 def slice_block(block: Block, low: int, high: int) -> Block:
     """Return elements [low, high) of a block."""
-    return block.part(low, high) if isinstance(block, Columns) else block[low:high]
+    return block.slice(low, high) if isinstance(block, Columns) else block[low:high]
 
 
 def take_slice(block: Block, low: int, high: int) -> Block:

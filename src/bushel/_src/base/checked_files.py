@@ -141,9 +141,9 @@ def check(path: Path) -> None:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         left, crc = max(size - _SEAL.size, 0), 0
-        while left and (piece := file.read(min(_CHUNK, left))):
-            crc = zlib.crc32(piece, crc)
-            left -= len(piece)
+        while left and (chunk := file.read(min(_CHUNK, left))):
+            crc = zlib.crc32(chunk, crc)
+            left -= len(chunk)
         _compare(path, file.read(), size, crc)
 
 

@@ -189,8 +189,8 @@ def _find_root(path: str, module: str) -> str:
     folder = os.path.dirname(path)
     for _ in range(module.count(".") + package):
         folder = os.path.dirname(folder)
-    for part in sorted(INSTALLED, reverse=True):  # also where the name of the module does not say how deep it lies
-        marker = f"{os.sep}{part}{os.sep}"
+    for installed in sorted(INSTALLED, reverse=True):  # also where the name of the module does not say how deep it lies
+        marker = f"{os.sep}{installed}{os.sep}"
         if marker in path:
             return path[: path.rindex(marker) + len(marker) - 1]
     return folder

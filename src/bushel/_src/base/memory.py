@@ -70,31 +70,31 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.ndarray(shape, dtype, raw, -ctypes.addressof(ctypes.c_char.from_buffer(raw.data)) % ALIGNMENT)
 
 
-_place = 0
+_last_address = 0
 """Where `join` put the last array."""
 _leads: dict[int, int] = {}
 """For the place of an array, how many bytes were needed before the next one so that it was aligned."""
 
 
-def join(parts: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Return a result, as `output` makes them, whose bytes are those of `parts`, one after the other.
+def join(arrays: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return a result, as `output` makes them, whose bytes are those of `arrays`, one after the other.
 
-    This takes half the time of `np.concatenate` where parts are small: NumPy works out for each array how it is copied.
-    Raises TypeError if a part does not lie in memory in one piece.
+    This takes half the time of `np.concatenate` where they are small: NumPy works out for each array how it is copied.
+    Raises TypeError if the bytes of an array do not lie one after the other in memory.
     """
-    global _place
+    global _last_address
     size = math.prod(shape) * dtype.itemsize
     if _allocators.get(threading.get_ident()) is not None:
         out = output(shape, dtype)
-        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(b"".join(parts), np.uint8)
+        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(b"".join(arrays), np.uint8)
         return out
     if size < WORTH_ALIGNING:
-        return np.ndarray(shape, dtype, bytearray().join(parts))
+        return np.ndarray(shape, dtype, bytearray().join(arrays))
     # Where the memory will lie is not known before. But a consumer that keeps some batches and drops others gets memory
-    # at a few places in turn. So the lead that fitted the last time is tried, and if it is wrong the bytes are moved.
-    before, lead = _place, _leads.get(_place, 0)
-    raw = bytearray().join([bytes(lead), *parts, bytes(ALIGNMENT - lead)])
-    _place = address = ctypes.addressof(ctypes.c_char.from_buffer(raw))
+    # at a few addresses in turn. So the lead that fitted last time is tried, and if it is wrong the bytes are moved.
+    before, lead = _last_address, _leads.get(_last_address, 0)
+    raw = bytearray().join([bytes(lead), *arrays, bytes(ALIGNMENT - lead)])
+    _last_address = address = ctypes.addressof(ctypes.c_char.from_buffer(raw))
     needed = -address % ALIGNMENT
     if needed != lead:
         ctypes.memmove(address + needed, address + lead, size)

@@ -189,11 +189,11 @@ def _make_children_private(value: Any, received: bool) -> None:
         (part, put), count = parts.pop(), counts.pop()
         if type(part) in IMMUTABLE or _is_passed(type(part)):
             continue
-        owned = (
+        private_part = (
             copy_value(part) if count > FRESH + 1 else make_fresh_private(part, received)
         )  # `parts` has held it, too
-        if owned is not part:
-            put(owned)
+        if private_part is not part:
+            put(private_part)
 
 
 def _take_data(record: Record[Any]) -> Any:

@@ -23,7 +23,7 @@ _entries: dict[int, StateName] = {}
 """By the id of the class, so that a lookup runs nothing of a user's metaclass. Our classes live as long as Python."""
 
 unnamed: set[str] = set()
-"""Classes and functions of ours without a constant that a digest has met. The tests of this project refuse them."""
+"""Classes and functions of the library that a digest has met and that have no constant. The tests refuse them."""
 
 
 def in_states(name: str, keys: Mapping[str, str | None] | None = None) -> Callable[[_T], _T]:
@@ -57,7 +57,7 @@ def list_entries() -> list[StateName]:
 
 
 def find_name(named: Any) -> str | None:
-    """Return the constant of a class or function of ours; None for one of the user's or of a library."""
+    """Return the constant of a class or function of the library; None for one of the user's or of another library."""
     entry = _entries.get(id(named))
     if entry is None and _is_of_library(named):
         unnamed.add(f"{named.__module__}.{named.__qualname__}")
@@ -65,13 +65,14 @@ def find_name(named: Any) -> str | None:
 
 
 def name_of(kind: type) -> str:
-    """Return what a digest calls a class: the constant of a class of ours, otherwise the name in its program."""
+    """Return what a digest calls a class: the constant of a class of the library, otherwise the name in its program."""
     return find_name(kind) or kind.__qualname__
 
 
 def list_bases(kind: type) -> list[type]:
-    """Return the bases of a class, without those of ours that have no constant: the ones with a constant stand for
-    them.
+    """Return the bases of a class, without those of the library that have no constant.
+
+    Those with a constant stand for them.
     """
     bases = kind.__mro__
     if not any(id(base) in _entries for base in bases):

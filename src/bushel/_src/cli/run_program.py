@@ -37,14 +37,14 @@ def _run(options: argparse.Namespace) -> int:
             raise
         # As Python would print it: the traceback begins with the first frame of the program.
         trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        while trace is not None and trace.tb_frame.f_code.co_filename in _LIBRARY_FILES:
             trace = trace.tb_next
         lines = traceback.format_exception(type(error), error, trace)
         print(redact.clean("".join(lines), secrets_of_words(options.arguments)), end="", file=sys.stderr)
         return 1
 
 
-_OURS = (__file__, runpy.__file__, "<frozen runpy>")
+_LIBRARY_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 def _is_of_program(error: Exception) -> bool:

@@ -335,9 +335,9 @@ class DatasetMeta(abc.ABCMeta):
         def __getattr__(cls, name: str) -> Any:
             """Explain functions such as `from_tensor_slices`, which make a dataset in other libraries."""
             kind = next((kind for kind in Dataset.__subclasses__() if issubclass(cls, kind)), cls)
-            own = hints.ITER_DATASET if kind.__name__ == "IterDataset" else {}
+            of_kind = hints.ITER_DATASET if kind.__name__ == "IterDataset" else {}
             ways_out = {key: text.format("bushel.MapDataset") for key, text in hints.CLASS.items()}
-            text = hints.missing(cls.__name__, name, (ways_out, own), _names_of(cls, name))
+            text = hints.missing(cls.__name__, name, (ways_out, of_kind), _names_of(cls, name))
             raise hints.no_attribute(text.replace(f"{cls.__name__!r} object", f"type object {cls.__name__!r}"), name)
 
 

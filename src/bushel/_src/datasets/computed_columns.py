@@ -84,11 +84,11 @@ def _compute_values(
     node: MapElements, folder: Folder | None, options: WorkerOptions | None, progress: Progress, trust_source: bool
 ) -> np.ndarray:
     if folder is None:
-        known, pieces = _new_type(node), []
-        for begin, count, piece in _ranges(node, 0, options, progress):
-            known = known.extend(begin, piece)
-            pieces.append((count, piece))
-        return known.join(pieces)
+        known, ranges = _new_type(node), []
+        for begin, count, sorted_values in _ranges(node, 0, options, progress):
+            known = known.extend(begin, sorted_values)
+            ranges.append((count, sorted_values))
+        return known.join(ranges)
     name = digest(_FORMAT, identify_in_full(node, trust_source=trust_source, method="column(cache_dir=...)"))
     whole = f"{name}.npy"
     values = _kept(folder, whole, node.length, warn=False)
@@ -102,7 +102,7 @@ def _compute_values(
 
 
 def _range_size(length: int) -> int:
-    """Return elements of a piece, in which values are computed.
+    """Return how many elements a range has, in which values are computed.
 
     It depends on the length alone, so that any run can go on.
     """
@@ -116,9 +116,9 @@ def _new_type(node: MapElements) -> ValueType:
 def _ranges(
     node: MapElements, begin: int, options: WorkerOptions | None, progress: Progress
 ) -> Iterator[tuple[int, int, SortedValuesOfRange]]:
-    """Yield values from piece `begin` on: here as long as that is quick, then in worker processes.
+    """Yield values from range `begin` on: here as long as that is quick, then in worker processes.
 
-    Gives the first element of each piece, how many it has, and its values.
+    Gives the first element of each range, how many it has, and its values.
     """
     checked = MapElements(NoneMissing(node.parent), _WithAValue(node.transform), node.vectorized)
     size = _range_size(node.length)
@@ -129,17 +129,17 @@ def _ranges(
         here = options is None and at == begin
         chosen = MultiprocessingOptions(0) if here else options or find_job_options()
         chosen = chosen or MultiprocessingOptions(os.cpu_count() or 1)
-        with PipelineIterator[Any](Ahead(Elements(batches), chosen)) as pieces:
-            pieces._set_next_index(at)
+        with PipelineIterator[Any](Ahead(Elements(batches), chosen)) as ranges:
+            ranges._set_next_index(at)
             try:
-                for count, piece in pieces:
+                for count, sorted_values in ranges:
                     end = min((at + 1) * size, node.length)
                     if count != end - at * size:  # a value would stand for another record
                         raise RuntimeError(f"{count} values came for elements {at * size} to {end}.")
                     at += 1
                     progress.show(end)
-                    # The caller keeps all pieces. Those of workers lie in shared memory, which would be full soon.
-                    yield end - count, count, piece if here else trees.map_leaves(copy.copy, piece)
+                    # The caller keeps all ranges. Those of workers lie in shared memory, which would be full soon.
+                    yield end - count, count, sorted_values if here else trees.map_leaves(copy.copy, sorted_values)
                     if here and time.monotonic() - started > _INLINE_S:
                         break
                 else:
@@ -181,11 +181,11 @@ def _save(
         # Torn ones, and those after a torn one: they would stand in the way of what is computed again.
         folder.remove(set(folder.names(parts)) - {name for name, _, _ in done})
     known = _new_type(node)
-    pieces: list[tuple[int, SortedValuesOfRange]] = []
+    ranges: list[tuple[int, SortedValuesOfRange]] = []
     begin = 0
     for _, end, values in done:
-        pieces.append((end - begin, sort_arrays(values)))
-        known = known.extend(begin, pieces[-1][1])
+        ranges.append((end - begin, sort_arrays(values)))
+        known = known.extend(begin, ranges[-1][1])
         begin = end
     saved = time.monotonic()
     first = -(-begin // size)
@@ -201,20 +201,20 @@ def _save(
                 checked_files.put_array(file, joined)
             # Mapped from disk, the values of a long column need no memory until they are put together.
             kept = _loaded(folder, name, end - begin, verify=False) if folder.on_disk else joined
-            pieces.append((end - begin, sort_arrays(kept)))
+            ranges.append((end - begin, sort_arrays(kept)))
             begin, saved = end, time.monotonic()
             waiting.clear()
 
     try:
-        for start, count, piece in _ranges(node, first, options, progress):
-            known = known.extend(start, piece)
-            waiting.append((count, piece))
+        for start, count, sorted_values in _ranges(node, first, options, progress):
+            known = known.extend(start, sorted_values)
+            waiting.append((count, sorted_values))
             if time.monotonic() - saved > _SAVE_EVERY_S:
                 flush()
     finally:
         flush()  # also what was computed before an error, or before Ctrl-C
     with folder.replacing(whole) as file:
-        checked_files.put_array(file, known.join(pieces))
+        checked_files.put_array(file, known.join(ranges))
     folder.remove(folder.names(parts))
     if folder.on_disk:
         shutil.rmtree(folder.path(parts), ignore_errors=True)
@@ -229,7 +229,7 @@ def _parts_done(folder: Folder, parts: str, length: int, size: int) -> list[tupl
     for name in folder.names(parts):
         bounds = _PART.fullmatch(name.removeprefix(f"{parts}/"))
         begin, stop = (int(number) for number in bounds.groups()) if bounds else (-1, -1)
-        if begin < end and not folder.on_disk:  # of another process, or not ours
+        if begin < end and not folder.on_disk:  # of another process, or of another program
             continue
         if begin != end or (stop % size and stop != length):
             break
@@ -291,17 +291,17 @@ def bind_column(values: Any, node: MapNode, what: str) -> Column:
     if values._reaches(node):
         return values
     # The user may have built the pipeline a second time: then the column belongs to nodes of the same identity.
-    known = [(identify(part.node), part.values) for part in values._parts]
-    parts = [
+    known = [(identify(node_values.node), node_values.values) for node_values in values._values_by_node]
+    of_ancestors = [
         NodeValues(above, part_values)
         for above in _ancestors(node)
         for same, part_values in known
         if identify(above) == same
     ]
-    column = Column(tuple(parts))
-    if parts and column._reaches(node):
+    column = Column(tuple(of_ancestors))
+    if of_ancestors and column._reaches(node):
         return column
-    homes = " and ".join(part.node.call() for part in values._parts)
+    homes = " and ".join(node_values.node.call() for node_values in values._values_by_node)
     raise ValueError(
         f"`{what}` got a column of the elements of {homes}, and not every element of {node.call()} is made of one of "
         "them. Compute the column on this dataset, or on one that it is made of."
@@ -311,7 +311,7 @@ def bind_column(values: Any, node: MapNode, what: str) -> Column:
 def check_mask(values: Any, node: MapNode) -> Column:
     """Return `values` as a column of bools, for `where`."""
     column = bind_column(values, node, "where")
-    if column.dtype != bool or any(part.values.ndim != 1 for part in column._parts):
+    if column.dtype != bool or any(part.values.ndim != 1 for part in column._values_by_node):
         raise TypeError(
             f"`where` takes one bool per element, such as `lengths > 10`; got values of {_type_of(column)}."
         )
@@ -349,7 +349,7 @@ def check_groups(values: Any, node: MapNode, whole: MapNode) -> np.ndarray:
     if not isinstance(values, (Column, str)) and whole.epochs is not Epochs.SAME:
         raise ValueError(_explain_order("split", whole))
     column = bind_column(values, node, "split")
-    if column.dtype.kind not in "biuSUmM" or any(part.values.ndim != 1 for part in column._parts):
+    if column.dtype.kind not in "biuSUmM" or any(part.values.ndim != 1 for part in column._values_by_node):
         raise TypeError(
             "`split(by=...)` takes one whole number, text or date per element, such as the number of an episode; got "
             f"values of {_type_of(column)}."
@@ -481,12 +481,12 @@ def _check_lengths(values: Any, node: MapNode, name: str) -> Column:
 
 
 def _check_whole_numbers(column: Column, what: str) -> Column:
-    if column.dtype.kind not in "iu" or any(part.values.ndim != 1 for part in column._parts):
+    if column.dtype.kind not in "iu" or any(part.values.ndim != 1 for part in column._values_by_node):
         raise TypeError(f"`{what}` takes one whole number per element as its length; got values of {_type_of(column)}.")
-    least = min((int(part.values.min()) for part in column._parts if len(part.values)), default=0)
+    least = min((int(part.values.min()) for part in column._values_by_node if len(part.values)), default=0)
     if least < 0:
         raise ValueError(f"`{what}` got a negative length, {least}.")
-    most = max((int(part.values.max()) for part in column._parts if len(part.values)), default=0)
+    most = max((int(part.values.max()) for part in column._values_by_node if len(part.values)), default=0)
     if most > np.iinfo(np.int64).max:
         raise ValueError(f"`{what}` got a length of {most}, more than an int64 holds.")
     return column
@@ -494,13 +494,13 @@ def _check_whole_numbers(column: Column, what: str) -> Column:
 
 def _check_numbers(values: Any, node: MapNode, what: str) -> Column:
     column = bind_column(values, node, what)
-    if column.dtype.kind not in "biuf" or any(part.values.ndim != 1 for part in column._parts):
+    if column.dtype.kind not in "biuf" or any(part.values.ndim != 1 for part in column._values_by_node):
         raise TypeError(f"`{what}` takes one number per element; got values of {_type_of(column)}.")
     return column
 
 
 def _type_of(column: Column) -> str:
-    return f"{column.dtype}{list(column._parts[0].values.shape[1:]) or ''}"
+    return f"{column.dtype}{list(column._values_by_node[0].values.shape[1:]) or ''}"
 
 
 def _column_by_position(values: Any, node: MapNode, what: str) -> Column:

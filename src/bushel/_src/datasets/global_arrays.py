@@ -70,7 +70,7 @@ def rows_for(stream: StreamNode, where: Any, remainder: Remainder | None = None)
 
 
 def device_rows_of(sharding: Any, devices: Collection[Any] | None = None) -> DeviceRows:
-    """Return the parts of the first axis that some devices hold; by default those of this process."""
+    """Return the shards of the first axis that some devices hold; by default those of this process."""
     import jax
 
     devices = sharding.addressable_devices if devices is None else devices
@@ -82,15 +82,15 @@ def device_rows_of(sharding: Any, devices: Collection[Any] | None = None) -> Dev
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return DeviceRows(1, (0,))
     rows = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[:1]))
-    # Cut as many rows as there are parts: each device then has one row, the number of its part.
+    # Cut as many rows as there are shards: each device then has one row, the number of its shard.
     count = _count_shards(rows)
     cut = rows.devices_indices_map((count,)).items()
-    parts = {index[0].start or 0 for device, index in cut if device in devices}
-    return DeviceRows(count, tuple(sorted(parts)))
+    shards = {index[0].start or 0 for device, index in cut if device in devices}
+    return DeviceRows(count, tuple(sorted(shards)))
 
 
 def _count_shards(sharding: Any) -> int:
-    """Into how many parts a NamedSharding cuts the first axis."""
+    """Into how many shards a NamedSharding cuts the first axis."""
     names = sharding.spec[0] if len(sharding.spec) else None
     names = () if names is None else names if isinstance(names, tuple) else (names,)
     return int(np.prod([sharding.mesh.shape[name] for name in names], dtype=np.int64))
@@ -188,24 +188,24 @@ class GlobalRows:
     def _local_rows(self, total: int) -> np.ndarray:
         rows = self._rows.get(total)
         if rows is None:
-            rows = self._rows[total] = epochs.union_of_rows(self._choice.shares, total)
+            rows = self._rows[total] = epochs.union_of_rows(self._choice.device_rows, total)
         return rows
 
     def _assemble(self, array: np.ndarray, sharding: Any, total: int | None) -> Any:
-        """Return the global array of one leaf. Each device of this process gets its piece of the rows that are here."""
+        """Return the global array of one leaf. Each device of this process gets its rows, of those that are here."""
         import jax
 
         shape = array.shape if self._whole or total is None else (total, *array.shape[1:])
         rows = None if len(array.shape) == 0 or len(array) == shape[0] else self._local_rows(shape[0])
 
-        def find_piece(index: Any) -> np.ndarray:
+        def find_rows(index: Any) -> np.ndarray:
             if rows is None:  # all rows are here
                 return array[index]
             low, high, _ = index[0].indices(shape[0])
             return array[(epochs.slice_of(rows, low, high), *index[1:])]
 
         try:
-            return jax.make_array_from_callback(shape, sharding, find_piece)
+            return jax.make_array_from_callback(shape, sharding, find_rows)
         except ValueError as error:
             raise ValueError(f"An array of shape {shape} does not fit {sharding}: {error}") from None
 

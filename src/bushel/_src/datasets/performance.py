@@ -124,8 +124,8 @@ def _count_prefetched_records(node: StreamNode, budget: float, samples: int) -> 
     parts = _find_elements(node)
     if not parts:
         return math.inf
-    share = math.ceil(samples / len(parts))
-    sizes = [size for part in parts if (size := _measure(part, share)[0])]
+    samples_each = math.ceil(samples / len(parts))
+    sizes = [size for part in parts if (size := _measure(part, samples_each)[0])]
     return budget / (statistics.fmean(sizes) * len(parts)) if sizes else math.inf
 
 

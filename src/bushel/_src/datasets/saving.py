@@ -236,19 +236,19 @@ class _SavingRun:
 
     def begin(self, *, overwrite: bool) -> bool:
         """Read the state of the folder. Return False if the folder already has all of these elements."""
-        ours = [name for name in (MANIFEST, PROGRESS) if self._folder.exists(name)]
-        if not ours and self._folder.exists(INFO):
+        saved = [name for name in (MANIFEST, PROGRESS) if self._folder.exists(name)]
+        if not saved and self._folder.exists(INFO):
             raise FileExistsError(
                 f"{self._folder.name} has a data set that `save` did not write ({INFO}). Save to another folder."
             )
         if overwrite:
-            self._remove_saved(ours)
-        elif MANIFEST in ours:
-            saved = Manifest.parse(self._folder.read(MANIFEST), self._folder.shown(MANIFEST))
-            self._compare(saved.identity, saved.format)
-            self.files, self.skipped = ShardFiles(saved.files, saved.counts), saved.skipped
+            self._remove_saved(saved)
+        elif MANIFEST in saved:
+            manifest = Manifest.parse(self._folder.read(MANIFEST), self._folder.shown(MANIFEST))
+            self._compare(manifest.identity, manifest.format)
+            self.files, self.skipped = ShardFiles(manifest.files, manifest.counts), manifest.skipped
             return False
-        elif ours:
+        elif saved:
             return self._go_on(checked_files.parse_json(self._folder.read(PROGRESS), self._folder.shown(PROGRESS)))
         return True
 
@@ -274,10 +274,10 @@ class _SavingRun:
             "other data. Pass overwrite=True to replace them, or save to another folder."
         )
 
-    def _remove_saved(self, ours: list[str]) -> None:
+    def _remove_saved(self, saved: list[str]) -> None:
         """Remove the files that `save` has written. The files that make the folder readable are removed first."""
         formats: set[Any] = {self._format}
-        for name in ours:
+        for name in saved:
             with contextlib.suppress(DamagedFile):
                 formats.add(checked_files.parse_json(self._folder.read(name), name, needs_checksum=False).get("format"))
         forms = [_form(format, self._folder.address) for format in formats if format in FORMATS]

@@ -75,14 +75,14 @@ class _LeadingAxis:
 
 
 def _split(array: Any) -> Any:
-    """Return the pieces of a global array that are on the devices of this process, one beside the other."""
+    """Return the shards of a global array that are on the devices of this process, one beside the other."""
     import jax
 
     shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     mesh = jax.sharding.Mesh(np.array([shard.device for shard in shards]), ("device",))
     where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("device"))
-    pieces = [shard.data[None] for shard in shards]
-    return jax.make_array_from_single_device_arrays((len(pieces), *shards[0].data.shape), where, pieces)
+    shards_in_rows = [shard.data[None] for shard in shards]
+    return jax.make_array_from_single_device_arrays((len(shards_in_rows), *shards[0].data.shape), where, shards_in_rows)
 
 
 @overload

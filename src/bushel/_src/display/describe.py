@@ -177,8 +177,8 @@ def decode(tokenizer: Any, ids: list[int]) -> str:
 
 ENTRIES = 100
 """How many entries of a container are shown."""
-PARTS = 1_000
-"""How many parts of an element are shown in all."""
+ENTRIES_IN_ALL = 1_000
+"""How many entries of an element are shown, nested ones too in all."""
 DEPTH = 12
 """How deep containers may be nested."""
 TEXT = 4_000
@@ -238,12 +238,12 @@ class _Describer:
         self._tokenizer, self._draws, self._classes, self._caption = tokenizer, draws, classes, caption
         self._path: list[str] = []
         self._decode = decoder or (lambda content: decode_image(bytes(content)))
-        self._parts_left = PARTS
+        self._entries_left = ENTRIES_IN_ALL
         self._bytes_left = MEDIA_BYTES
 
     def describe(self, value: Any, name: str, beside: Mapping[str, Any], depth: int) -> dict[str, Any]:
         """Describe a part: `name` is its key, `beside` are the entries of the same container."""
-        self._parts_left -= 1
+        self._entries_left -= 1
         try:
             opened = open_container(value)
             if opened is not None:
@@ -258,7 +258,7 @@ class _Describer:
             return shown
         arrays = {name: _as_array(part) for name, part in entries.items()}
         for name, part in itertools.islice(entries.items(), ENTRIES):
-            if self._parts_left <= 0:
+            if self._entries_left <= 0:
                 break
             self._path.append(name)
             described = self.describe(part, name, arrays if kind == "dict" else {}, depth + 1)
@@ -304,8 +304,10 @@ class _Describer:
             if isinstance(value, np.ma.MaskedArray):
                 mask, value = ("its own mask", ~np.ma.getmaskarray(value)), np.asarray(value.data)
             described = self._describe_array(value, name, beside, mask)
-            own = f"{given}{list(value.shape)}" if given is not None and given != value.dtype else _name_type(value)
-            return {"type": own} | described
+            type_name = (
+                f"{given}{list(value.shape)}" if given is not None and given != value.dtype else _name_type(value)
+            )
+            return {"type": type_name} | described
         value = value[()] if isinstance(value, np.ndarray) else value
         if isinstance(value, (bytes, str)):
             return self._describe_leaf(value, name, beside)

@@ -23,11 +23,11 @@ def open_container(value: Any) -> tuple[str, dict[str, Any]] | None:
         names = [key if isinstance(key, str) else repr(key) for key in value]
         if len(set(names)) < len(names):  # such as 1 and "1"
             names = [repr(key) for key in value]
-        return "dict", dict(zip(names, [part for _, part in value.items()], strict=True))
+        return "dict", dict(zip(names, [entry for _, entry in value.items()], strict=True))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return "dict", dict(zip(getattr(value, "_fields"), value, strict=True))  # noqa: B009
     if isinstance(value, (list, tuple)):
-        return "list", {str(number): part for number, part in enumerate(value)}
+        return "list", {str(number): entry for number, entry in enumerate(value)}
     if isinstance(value, np.ndarray) and value.dtype.names:
         return "dict", {name: value[name] for name in value.dtype.names}
     if isinstance(value, (np.ndarray, np.generic, str, bytes, bytearray)) or hasattr(value, "__array__"):
@@ -36,12 +36,12 @@ def open_container(value: Any) -> tuple[str, dict[str, Any]] | None:
         return "dict", {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     children = trees.children(value) if value is not None else None
     if children is not None:
-        return "list", {str(number): part for number, part in enumerate(children[0])}
+        return "list", {str(number): entry for number, entry in enumerate(children[0])}
     return None
 
 
-def find_part(element: Any, path: Sequence[str]) -> Any:
-    """Return the part of an element at a path of names; numbers are places in arrays and lists. Raise KeyError."""
+def find_entry(element: Any, path: Sequence[str]) -> Any:
+    """Return the entry of an element at a path of names; numbers are positions in arrays and lists. Raise KeyError."""
     for name in path:
         opened = open_container(element)
         if opened is not None:

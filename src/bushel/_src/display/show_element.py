@@ -18,57 +18,57 @@ _QUIET = "opacity:.65;font-size:.9em"
 _MONO = "font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere"
 
 
-def draw(part: dict[str, Any]) -> str:
+def draw(entry: dict[str, Any]) -> str:
     """Return the HTML of a description that `describe_element` made.
 
     >>> draw({"kind": "text", "type": "str", "text": "<b>"})
     '<div style="font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere">&lt;b&gt;</div>'
     """
-    function = _DRAW.get(part["kind"], _draw_text)
-    return function(part)
+    function = _DRAW.get(entry["kind"], _draw_text)
+    return function(entry)
 
 
-def _draw_container(part: dict[str, Any]) -> str:
+def _draw_container(entry: dict[str, Any]) -> str:
     rows = [
         f'<div style="margin:.4em 0 .4em .8em"><div><b>{_text(item["key"])}</b> '
         f'<span style="{_QUIET}">{_text(item["value"]["type"])}</span></div>{draw(item["value"])}</div>'
-        for item in part["items"]
+        for item in entry["items"]
     ]
-    return "".join(rows) + _left_out(part, "entries")
+    return "".join(rows) + _left_out(entry, "entries")
 
 
-def _draw_text(part: dict[str, Any]) -> str:
-    return f'<div style="{_MONO}">{_text(part.get("text", ""))}</div>{_left_out(part, "characters")}'
+def _draw_text(entry: dict[str, Any]) -> str:
+    return f'<div style="{_MONO}">{_text(entry.get("text", ""))}</div>{_left_out(entry, "characters")}'
 
 
-def _draw_texts(part: dict[str, Any]) -> str:
+def _draw_texts(entry: dict[str, Any]) -> str:
     lines = []
-    for one in part["texts"]:
+    for one in entry["texts"]:
         times = f" ({one['times']} times in a row)" if one["times"] > 1 else ""
         lines.append(f"<li>{_text(one['text'])}{times}</li>")
-    return f'<ol start="0">{"".join(lines)}</ol>{_left_out(part, "texts")}'
+    return f'<ol start="0">{"".join(lines)}</ol>{_left_out(entry, "texts")}'
 
 
-def _draw_image(part: dict[str, Any]) -> str:
-    scale = max(1, min(8, 160 // max(part["width"], part["height"], 1)))
-    width = min(part["width"], 512) * scale
+def _draw_image(entry: dict[str, Any]) -> str:
+    scale = max(1, min(8, 160 // max(entry["width"], entry["height"], 1)))
+    width = min(entry["width"], 512) * scale
     style = "image-rendering:pixelated;max-width:100%" if scale > 1 else "max-width:100%"
-    caption = f"<div>{_text(part['caption'])}</div>" if part.get("caption") else ""
-    return f'<img src="{_text(part["url"])}" style="width:{width}px;{style}">{caption}{_note(part.get("note"))}'
+    caption = f"<div>{_text(entry['caption'])}</div>" if entry.get("caption") else ""
+    return f'<img src="{_text(entry["url"])}" style="width:{width}px;{style}">{caption}{_note(entry.get("note"))}'
 
 
-def _draw_frames(part: dict[str, Any]) -> str:
-    note = _note(f"{part['total']} images")
-    return f'<img src="{_text(part["sprite"]["url"])}" style="max-width:100%">{note}'
+def _draw_frames(entry: dict[str, Any]) -> str:
+    note = _note(f"{entry['total']} images")
+    return f'<img src="{_text(entry["sprite"]["url"])}" style="max-width:100%">{note}'
 
 
-def _draw_audio(part: dict[str, Any]) -> str:
-    return f'<audio controls src="{_text(part["url"])}"></audio>'
+def _draw_audio(entry: dict[str, Any]) -> str:
+    return f'<audio controls src="{_text(entry["url"])}"></audio>'
 
 
-def _draw_tokens(part: dict[str, Any]) -> str:
+def _draw_tokens(entry: dict[str, Any]) -> str:
     rows = []
-    for row in part["rows"]:
+    for row in entry["rows"]:
         segments: Sequence[int | None] = row.get("segments") or [None] * len(row["ids"])
         colors = {segment: n for n, segment in enumerate(dict.fromkeys(one for one in segments if one))}
         cells = []
@@ -77,21 +77,21 @@ def _draw_tokens(part: dict[str, Any]) -> str:
             shown = row["pieces"][place] if "pieces" in row else str(token)
             cells.append(f'<span style="{color};border-radius:3px;padding:0 3px">{_text(shown)}</span>')
         rows.append(f'<div style="font-family:monospace;line-height:1.7">{" ".join(cells)}</div>')
-    return "".join(rows) + _left_out(part, "tokens of each row")
+    return "".join(rows) + _left_out(entry, "tokens of each row")
 
 
-def _draw_array(part: dict[str, Any]) -> str:
-    summary = part.get("summary") or {}
+def _draw_array(entry: dict[str, Any]) -> str:
+    summary = entry.get("summary") or {}
     facts = ", ".join(f"{name} {summary[name]:.4g}" for name in ("min", "max", "mean", "std") if name in summary)
-    pictures = [part["heat"]] if "heat" in part else part.get("slices", [])
+    pictures = [entry["heat"]] if "heat" in entry else entry.get("slices", [])
     images = [
         f'<img src="{_text(one["url"])}" style="width:{max(one["width"], 160)}px;height:{max(one["height"], 60)}px;'
         'image-rendering:pixelated;margin-right:8px">'
         for one in pictures
     ]
-    curve = draw_curve(part["curve"]["y"]) if "curve" in part else ""
-    bars = draw_bars(part["histogram"]["counts"]) if part.get("histogram") else ""
-    values = "" if images or curve else f'<div style="{_MONO}">{_text(part.get("values", ""))}</div>'
+    curve = draw_curve(entry["curve"]["y"]) if "curve" in entry else ""
+    bars = draw_bars(entry["histogram"]["counts"]) if entry.get("histogram") else ""
+    values = "" if images or curve else f'<div style="{_MONO}">{_text(entry.get("values", ""))}</div>'
     return f"{_note(facts)}{''.join(images)}{curve}{bars}{values}"
 
 
@@ -128,16 +128,16 @@ def _svg(width: int, height: int, inside: str) -> str:
     return f'<svg width="{width}" height="{height}" style="margin-right:8px">{inside}</svg>'
 
 
-def _draw_rows(part: dict[str, Any]) -> str:
-    return "".join(draw(item["value"]) for item in part["items"]) + _left_out(part, "rows")
+def _draw_rows(entry: dict[str, Any]) -> str:
+    return "".join(draw(item["value"]) for item in entry["items"]) + _left_out(entry, "rows")
 
 
 def _note(text: str | None) -> str:
     return f'<div style="{_QUIET}">{_text(text)}</div>' if text else ""
 
 
-def _left_out(part: dict[str, Any], what: str) -> str:
-    return _note(f"… and {part['left_out']:,} more {what}") if part.get("left_out") else ""
+def _left_out(entry: dict[str, Any], what: str) -> str:
+    return _note(f"… and {entry['left_out']:,} more {what}") if entry.get("left_out") else ""
 
 
 def _text(value: Any) -> str:
@@ -180,7 +180,7 @@ class ShownElement:
 
     def __repr__(self) -> str:
         description = describe_element(self.element, tokenizer=self._tokenizer, draws=False)
-        rows = [("/".join(path) or "-", part["type"], summarize_part(part)) for path, part in walk(description)]
+        rows = [("/".join(path) or "-", entry["type"], summarize_entry(entry)) for path, entry in walk(description)]
         return f"element {self.index}\n" + tables.as_text(("part", "type", "value"), rows, left=3)
 
     def _repr_html_(self) -> str:
@@ -188,23 +188,23 @@ class ShownElement:
         return tables.paragraph(f"element {self.index}") + draw(described)
 
 
-def summarize_part(part: Any, width: int = 70) -> str:
-    """A part of an element in one line.
+def summarize_entry(entry: Any, width: int = 70) -> str:
+    """Return an entry of an element in one line.
 
-    >>> summarize_part({"kind": "text", "text": "two\\nlines"})
+    >>> summarize_entry({"kind": "text", "text": "two\\nlines"})
     'two\\\\nlines'
     """
-    summary = part.get("summary") or {}
-    if part["kind"] == "array" and ("histogram" in part or "heat" in part) and "min" in summary:
+    summary = entry.get("summary") or {}
+    if entry["kind"] == "array" and ("histogram" in entry or "heat" in entry) and "min" in summary:
         text = ", ".join(f"{name} {summary[name]:.4g}" for name in ("min", "max", "mean", "std"))
-    elif part["kind"] == "array":
-        text = " ".join(str(part.get("values", "")).split())
-    elif part["kind"] == "tokens":
-        text = " ".join(map(str, part["rows"][0]["ids"]))
-    elif part["kind"] == "texts":
-        text = ", ".join(repr(one["text"]) for one in part["texts"])
+    elif entry["kind"] == "array":
+        text = " ".join(str(entry.get("values", "")).split())
+    elif entry["kind"] == "tokens":
+        text = " ".join(map(str, entry["rows"][0]["ids"]))
+    elif entry["kind"] == "texts":
+        text = ", ".join(repr(one["text"]) for one in entry["texts"])
     else:
-        text = str(part.get("text", ""))
+        text = str(entry.get("text", ""))
     text = text.replace("\n", "\\n").replace("\r", "\\r")
     text = "".join(letter if letter.isprintable() else "?" for letter in text)  # no control codes for the terminal
     return text if len(text) <= width else text[: width - 1] + "…"

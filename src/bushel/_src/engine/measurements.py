@@ -252,7 +252,7 @@ class Watched(OneParentMap):
     """A map node whose planning and reading are timed, under the number of its parent."""
 
     transparent = True
-    takes_a_place = False
+    counts_for_seeds = False
     one_to_one = True
     moves = True
 

@@ -274,13 +274,13 @@ class _Opener:
             placement = dataclasses.replace(placement, least=least)
         return self.observer.watch_delivery(PositionDelivery(program, placement, self.options, self.skips))
 
-    def part(self, node: StreamNode) -> Cursor:
+    def open_part(self, node: StreamNode) -> Cursor:
         if self.placement is None or not self.where.sends_stream(node):
             return self.open(node)
         program = StreamProgram(node, open_alone, self.options, skip=self.skips is not None)
         return self.observer.watch_stream(StreamDelivery(program, self.placement.executor, self.skips))
 
-    def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
+    def open_users_dataset(self, dataset: Iterable[Any]) -> Iterator[Any]:
         def call_iter() -> Iterator[Any]:
             _outer.set(self)
             return iter(dataset)
@@ -288,14 +288,14 @@ class _Opener:
         # In a copy of the context: however `iter` ends, also by Ctrl-C, `_outer` is then what it was before.
         return contextvars.copy_context().run(call_iter)
 
-    def own_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        observer = self.observer.make_part(None if self.observer.skips is None else Skips(None))
-        return dataclasses.replace(self, observer=observer, placement=None, alone=True).own(dataset)
+    def open_users_dataset_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
+        observer = self.observer.make_inner(None if self.observer.skips is None else Skips(None))
+        return dataclasses.replace(self, observer=observer, placement=None, alone=True).open_users_dataset(dataset)
 
     def make_inner(self, options: DatasetOptions, read_options: ReadOptions | None) -> _Opener:
         """Return an opener for a stream that a dataset of the user's own class reads."""
         options = self.options.merge(options)
-        observer = self.observer.make_part(self.skips or _make_skips(options))
+        observer = self.observer.make_inner(self.skips or _make_skips(options))
         return dataclasses.replace(self, options=options, observer=observer, read_options=read_options)
 
     def open_steps(self, cursor: Cursor, steps: list[Step]) -> Cursor:

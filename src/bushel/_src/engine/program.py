@@ -134,8 +134,8 @@ class Program:
 
     def batches_in_place(self, step: Step) -> bool:
         """Return whether a step makes the last batches, and no function of the user's sees them afterwards."""
-        ours = type(step) is BatchStream and is_made_by_library(step.batch_fn)
-        return ours and step is self.steps[-1] and not self.stacked_next
+        made_by_library = type(step) is BatchStream and is_made_by_library(step.batch_fn)
+        return made_by_library and step is self.steps[-1] and not self.stacked_next
 
     @property
     def droppers(self) -> list[Node]:
@@ -266,7 +266,7 @@ def run(
     high: int,
     count_before: CountBefore,
     announce: Announce | None = None,
-    place: Allocator | None = None,
+    allocator: Allocator | None = None,
 ) -> Result:
     """Run a program on positions [low, high). If an element fails, the result has the rows before it, and its error.
 
@@ -274,11 +274,11 @@ def run(
 
     Args:
       announce: if given, elements are computed one by one, and this function is called before each of them.
-      place: allocates the memory of results that no function of the user's sees.
+      allocator: allocates the memory of results that no function of the user's sees.
     """
     begun = time.perf_counter()
     spent: Tally | None = {} if program.timed else None
-    runner = Runner(program, rows, count_before, place=place, announce=announce)
+    runner = Runner(program, rows, count_before, allocator=allocator, announce=announce)
     with contextlib.nullcontext() if spent is None else measurements.measure_into(spent):
         try:
             result = runner.run(low, high)
@@ -343,14 +343,14 @@ class Runner:
       program: what to run.
       rows: the rows that it starts from.
       count_before: returns how many elements reached a counting step before this block, if `counts` is None.
-      place: allocates the memory of results that no function of the user's sees.
+      allocator: allocates the memory of results that no function of the user's sees.
       announce: if given, elements are computed one by one, and this function is called before each of them.
       here: whether the consumer runs it, and takes all rows of a block at once.
     """
 
     __slots__ = (
-        "after", "announce", "count_before", "counts", "current", "dropped", "here", "high", "low",
-        "numbered", "place", "private", "program", "rows", "skipped", "stays", "steps", "trail", "watched",
+        "after", "allocator", "announce", "count_before", "counts", "current", "dropped", "here", "high", "low",
+        "numbered", "private", "program", "rows", "skipped", "stays", "steps", "trail", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -359,12 +359,12 @@ class Runner:
         rows: ProgramInput,
         count_before: CountBefore,
         *,
-        place: Allocator | None = None,
+        allocator: Allocator | None = None,
         announce: Announce | None = None,
         here: bool = False,
     ):
         self.program, self.rows, self.count_before = program, rows, count_before
-        self.place, self.announce, self.here = place, announce, here
+        self.allocator, self.announce, self.here = allocator, announce, here
         self.watched = program.timed or announce is not None
         """Whether steps are timed or announced."""
         self.low = self.high = 0
@@ -394,7 +394,9 @@ class Runner:
 
     def make_runner(self, program: Program, announce: Announce | None = None) -> Runner:
         """Return a runner for another program on the same rows."""
-        other = Runner(program, self.rows, self.count_before, place=self.place, announce=announce, here=self.here)
+        other = Runner(
+            program, self.rows, self.count_before, allocator=self.allocator, announce=announce, here=self.here
+        )
         other.counts = self.counts
         return other
 
@@ -417,7 +419,7 @@ class Runner:
         program = self.program
         self.low, self.high, self.numbered = low, high, program.node is not None
         self.trail, self.skipped, self.dropped = [], [], False
-        if self.watched or self.place is not None:
+        if self.watched or self.allocator is not None:
             block = self._read()
         else:
             try:
@@ -425,7 +427,7 @@ class Runner:
             except RowFailed as failed:
                 raise self._failed(low + failed.row, failed.error) from failed.error
         self.stays = [len(block)] if self.numbered else []
-        owned = self.private or self.announce is not None
+        is_private = self.private or self.announce is not None
         if not program.allow_nones:
             there = block.dense() if isinstance(block, Columns) else [row for row in block if row is not None]
             if len(there) < len(block):
@@ -439,22 +441,22 @@ class Runner:
             if run is None:
                 block = self._timed(step, self._batch, block)
                 self.trail.append(step)
-                self.numbered, owned = False, True
+                self.numbered, is_private = False, True
                 continue
             count, numbers, kept = len(block), (), None
             if counts:
-                place = len(after)
-                first = self.count_before(place, count) if self.counts is None else self.counts[place]
+                counting_step = len(after)
+                first = self.count_before(counting_step, count) if self.counts is None else self.counts[counting_step]
                 after.append(first + count)
                 self.trail.append(first)
                 numbers = range(first, first + count)
             if count:
                 self.current = step
                 if self.watched:
-                    block, kept = self._timed(step, self._step, block, numbers, owned, private)
+                    block, kept = self._timed(step, self._step, block, numbers, is_private, private)
                 else:
                     try:
-                        block, kept = run(block, numbers, self._where, owned=owned, private=private)
+                        block, kept = run(block, numbers, self._where, is_private=is_private, private=private)
                     except RowFailed as failed:
                         raise self._failed_in_step(failed) from failed.error
                     if kept is not None:
@@ -462,11 +464,11 @@ class Runner:
                 if kept is not None:
                     self.trail.append(kept)
                     self.dropped = True
-                owned = private
+                is_private = private
             if drops:
                 self.stays.append(count if kept is None else kept)
         if program.stacked_next and not self.here and len(block):
-            with self._in_place():
+            with self._allocating():
                 block = blocks.as_columns(block) or block
         return list(block) if type(block) is RowsOfKnownTypes else block
 
@@ -535,15 +537,15 @@ class Runner:
         """
         program = self.program
         if number == len(program.steps):
-            return not program.stacked_next and self.place is None
+            return not program.stacked_next and self.allocator is None
         step = program.steps[number]
         if type(step) is BatchStream:
             return not is_made_by_library(step.batch_fn)
         return not isinstance(step, Elementwise) or step.operation.needs_private
 
-    def _in_place(self, allowed: bool = True) -> contextlib.AbstractContextManager[None]:
+    def _allocating(self, allowed: bool = True) -> contextlib.AbstractContextManager[None]:
         """Return a context in which new arrays are made in the memory of the result, if that is `allowed`."""
-        return memory.allocating(self.place) if allowed and self.place is not None else contextlib.nullcontext()
+        return memory.allocating(self.allocator) if allowed and self.allocator is not None else contextlib.nullcontext()
 
     def _note_missing(self, block: Block) -> None:
         """Record which rows of a block are missing."""
@@ -567,7 +569,7 @@ class Runner:
         low, high = self.low, self.high
         if self.announce is None or self.program.node is None:
             try:
-                with self._in_place(self.program.takes_in_place):
+                with self._allocating(self.program.takes_in_place):
                     return self.rows.read(low, high, self.private)
             except RowFailed as failed:
                 raise self._failed(low + failed.row, failed.error) from failed.error
@@ -599,7 +601,7 @@ class Runner:
         self.skipped.append((failed.position, (which, describe_error(failed.error), 1)))
 
     def _step(
-        self, step: Elementwise, block: Block, numbers: Sequence[int], owned: bool, private: bool
+        self, step: Elementwise, block: Block, numbers: Sequence[int], is_private: bool, private: bool
     ) -> tuple[Block, list[bool] | None]:
         """Run one per-element operation on all rows; one by one, if each is announced.
 
@@ -608,7 +610,7 @@ class Runner:
         run = step.operation.run
         if self.announce is None:
             try:
-                block, kept = run(block, numbers, self._where, owned=owned, private=private)
+                block, kept = run(block, numbers, self._where, is_private=is_private, private=private)
             except RowFailed as failed:
                 raise self._failed_in_step(failed) from failed.error
             return block if kept is None else keep_rows(block, kept), kept
@@ -620,7 +622,11 @@ class Runner:
             self.announce(positions[row], positions[row] + 1)
             try:
                 one, kept = run(
-                    [element], numbers[row : row + 1], lambda _, row=row: self._where(row), owned=owned, private=private
+                    [element],
+                    numbers[row : row + 1],
+                    lambda _, row=row: self._where(row),
+                    is_private=is_private,
+                    private=private,
                 )
             except RowFailed as failed:
                 self._skip(FailedAt(positions[row], failed.error))
@@ -632,13 +638,13 @@ class Runner:
 
     def _batch(self, step: BatchStream, block: Block) -> list[Any]:
         size, count = step.batch_size, len(block)
-        ours = is_made_by_library(step.batch_fn)
+        made_by_library = is_made_by_library(step.batch_fn)
         parts = [blocks.slice_block(block, start, min(start + size, count)) for start in range(0, count, size)]
         if isinstance(block, list):
             block.clear()  # the gate counts who holds what a batch is made of
         parts.reverse()
         batches: list[Any] = []
-        with self._in_place(self.program.batches_in_place(step)):
+        with self._allocating(self.program.batches_in_place(step)):
             for start in range(0, count, size):
                 end = min(start + size, count)
                 if end - start < size and step.drop_remainder:
@@ -648,7 +654,7 @@ class Runner:
                     self.announce(int(marks[start, 0]) - 1, int(marks[end - 1, 0]))
                 try:
                     batch = [make_batch(parts.pop(), step.batch_fn)]
-                    batches += batch if ours else make_private(batch)
+                    batches += batch if made_by_library else make_private(batch)
                 except Exception as error:
                     position = int(self.marks()[start, 0]) - 1
                     raise FailedAt(position, locate_error(error, f"bushel: {step.call()} failed.")) from error

@@ -43,7 +43,7 @@ def write_all(descriptor: int, data: Any, start: int) -> None:
     """Write all of a buffer into a file, from offset `start` on. Raise OSError if the file system has no room."""
     view, done = memoryview(data), 0
     while done < view.nbytes:
-        # In pieces: Linux writes at most 2 GiB at a time, and macOS refuses more.
+        # In chunks: Linux writes at most 2 GiB at a time, and macOS refuses more.
         done += os.pwrite(descriptor, view[done : done + (1 << 30)], start + done)
 
 

@@ -123,14 +123,14 @@ class WorkerActivity(NamedTuple):
     """The number of the job; of the program, while it is being loaded."""
     row: tuple[int, int] = (0, 0)
     """The positions of the row."""
-    place: tuple[int, int] = (0, 0)
+    positions: tuple[int, int] = (0, 0)
     """The positions in the row that it computes: those of one element, or of a batch."""
     counted: int = 0
     """How many counting steps the row has reached."""
     row_since: float = 0.0
     """When it began with the row, with loading, or with `worker_init_fn`."""
     since: float = 0.0
-    """When it began with the place."""
+    """When it began with these positions."""
 
 
 if TYPE_CHECKING:
@@ -255,14 +255,14 @@ def run_task(
     count_before: CountBefore,
     announce: Announce | None,
     given: Any,
-    place: Allocator | None = None,
+    allocator: Allocator | None = None,
 ) -> Result:
-    """Run a task, in any process. Results that no function of the user's sees are made in `place`."""
+    """Run a task, in any process. Results that no function of the user's sees are made in the memory of `allocator`."""
     if isinstance(program, StreamProgram):
         return program.run(low, high, given, announce)
     rows = GivenInput(given, low) if program.node is None else PlannedInput(program.node)
     try:
-        return run(program, rows, low, high, count_before, announce, place)
+        return run(program, rows, low, high, count_before, announce, allocator)
     except Exception:
         raise
     except BaseException as error:

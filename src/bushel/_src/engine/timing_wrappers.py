@@ -47,7 +47,7 @@ class Observer:
         self._timed = True
         return measurements.number_stages(node, self._stages)
 
-    def make_part(self, skips: Skips | None) -> Observer:
+    def make_inner(self, skips: Skips | None) -> Observer:
         """Return an observer for a stream inside a user's dataset. Its pools count here; `skips` counts its skips."""
         part = copy.copy(self)
         part.skips = skips

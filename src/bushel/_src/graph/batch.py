@@ -96,7 +96,7 @@ class Batches(OneParentMap):
     """A node whose elements are made of several elements each. A subclass says of which, and how."""
 
     @abc.abstractmethod
-    def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+    def members_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
         """Return (edges, elements, kinds): batch n is made of the parent's `elements[edges[n]:edges[n + 1]]`."""
 
     @abc.abstractmethod
@@ -113,15 +113,18 @@ class Batches(OneParentMap):
         """Return how many elements a batch of this kind has, unless it is the last one and smaller."""
 
     def plan(self, indices: np.ndarray) -> Plan:
-        return self.plan_parts(indices, *self.parts_of(indices))
+        return self.plan_members(indices, *self.members_of(indices))
 
-    def plan_parts(self, indices: np.ndarray, edges: np.ndarray, elements: np.ndarray, kinds: Sequence[int]) -> Plan:
+    def plan_members(self, indices: np.ndarray, edges: np.ndarray, elements: np.ndarray, kinds: Sequence[int]) -> Plan:
         """Plan the batches at `indices` from the elements that are given, which may be some of those they have."""
-        ours, as_columns = is_made_by_library(self.batch_function), self.parent.in_place is InPlace.AS_COLUMNS
-        return _Batched(self, indices, edges.tolist(), kinds, self.parent.plan(elements), ours, as_columns)
+        made_by_library, as_columns = (
+            is_made_by_library(self.batch_function),
+            self.parent.in_place is InPlace.AS_COLUMNS,
+        )
+        return _Batched(self, indices, edges.tolist(), kinds, self.parent.plan(elements), made_by_library, as_columns)
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        edges, elements, _ = self.parts_of(indices)
+        edges, elements, _ = self.members_of(indices)
         return made_of_several(edges, elements)
 
     @property
@@ -146,7 +149,7 @@ class BatchElements(Batches):
     def fan_in(self) -> int:
         return self.batch_size * self.parent.fan_in
 
-    def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+    def members_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
         length, parent_length = self.length, self.parent.length
         first, end = epochs.batched(indices, batch_size=self.batch_size, length=length, parent_length=parent_length)
         return *epochs.ranges(first, int64.narrowed(end - first)), range(len(indices))
@@ -179,14 +182,16 @@ class _Batched(Plan):
     edges: list[int]
     kinds: Sequence[int]
     parent: Plan
-    ours: bool
+    made_by_library: bool
     """Whether the library makes the batches."""
     as_columns: bool
     """Whether the parent's elements may be made where batches go."""
 
     def read(self, low: int, high: int, private: bool) -> Block:
         start = self.edges[low]
-        read = self.parent.look if self.ours else self.parent.take  # the library stacks rows, which copies them
+        read = (
+            self.parent.look if self.made_by_library else self.parent.take
+        )  # the library stacks rows, which copies them
         try:
             if self.as_columns:
                 block = take_in_order(read, start, self.edges[high])
@@ -203,7 +208,7 @@ class _Batched(Plan):
         for row in range(low, high):
             try:
                 batch = [self.node.make(parts.pop(), self.kinds[row])]
-                batches += batch if self.ours else make_private(batch)
+                batches += batch if self.made_by_library else make_private(batch)
             except Exception as error:
                 where = self.node.describe_failure(int(self.indices[row]))
                 raise RowFailed(row - low, locate_error(error, where)) from error

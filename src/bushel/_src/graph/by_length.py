@@ -113,22 +113,22 @@ def _narrow(array: np.ndarray) -> np.ndarray:
     return array.astype(np.int32) if not array.size or array.max() < 1 << 31 else array
 
 
-@in_states("pack_rows")
+@in_states("pack_rows", {"row_plan": "pieces"})
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedRows(OneParentMap):
     """Rows of fixed length made of the sequences of one epoch of the parent."""
 
     options: PackOptions
-    pieces: RowPlan
+    row_plan: RowPlan
     digest: str
     """Of the lengths. The plan follows from the lengths and the options."""
 
     def find_length(self) -> int:
-        return len(self.pieces.edges) - 1
+        return len(self.row_plan.edges) - 1
 
     @functools.cached_property
     def fan_in(self) -> int:  # type: ignore[override]
-        return max(1, len(self.pieces.elements) // max(1, self.length)) * self.parent.fan_in
+        return max(1, len(self.row_plan.elements) // max(1, self.length)) * self.parent.fan_in
 
     @property
     def in_place(self) -> InPlace:
@@ -138,7 +138,7 @@ class PackedRows(OneParentMap):
     def efficiency(self) -> dict[str, float]:
         """Which part of all cells holds a token, for each feature."""
         cells = np.array(list(self.options.capacities.values())) * max(1, self.length)
-        held = self.pieces.sizes.sum(axis=0, dtype=np.int64)
+        held = self.row_plan.sizes.sum(axis=0, dtype=np.int64)
         return dict(zip(self.options.capacities, (held / cells).tolist(), strict=True))
 
     def plan(self, indices: np.ndarray) -> Plan:
@@ -156,10 +156,10 @@ class PackedRows(OneParentMap):
     def _pieces_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return where each row begins among the pieces of all of them, these pieces, and the elements they are of."""
         epoch, row = int64.split(indices, self.length, to=self.parent.length)
-        first = self.pieces.edges[row]
-        sizes = self.pieces.edges[row + 1] - first
+        first = self.row_plan.edges[row]
+        sizes = self.row_plan.edges[row + 1] - first
         edges, pieces = epochs.ranges(first, sizes)
-        return edges, pieces, self.pieces.elements[pieces] + np.repeat(epoch * self.parent.length, sizes)
+        return edges, pieces, self.row_plan.elements[pieces] + np.repeat(epoch * self.parent.length, sizes)
 
     def element_spec(self) -> Any:
         spec = self.parent.element_spec()
@@ -211,16 +211,16 @@ class _Feature:
     @classmethod
     def of(cls, node: PackedRows, number: int, edges: np.ndarray, pieces: np.ndarray) -> _Feature:
         name, length = list(node.options.capacities.items())[number]
-        plan, rows = node.pieces, len(edges) - 1
+        plan, rows = node.row_plan, len(edges) - 1
         sizes, starts = plan.sizes[pieces, number], plan.starts[pieces, number]
         lengths, offsets = plan.lengths[pieces, number], plan.offsets[pieces, number]
-        places = np.arange(len(pieces)) + np.repeat(np.arange(rows), np.diff(edges))
+        runs_of_pieces = np.arange(len(pieces)) + np.repeat(np.arange(rows), np.diff(edges))
         last = edges[1:] - 1
         gaps = edges[1:] + np.arange(rows)
         runs = np.empty(len(pieces) + rows, dtype=np.int64)
         begins, numbers = np.zeros((2, len(runs)), dtype=np.int32)
-        runs[places], runs[gaps] = sizes, length - starts[last] - sizes[last]
-        begins[places], numbers[places] = -starts, plan.segments[pieces]
+        runs[runs_of_pieces], runs[gaps] = sizes, length - starts[last] - sizes[last]
+        begins[runs_of_pieces], numbers[runs_of_pieces] = -starts, plan.segments[pieces]
         whole = bool((sizes == lengths).all())
         return cls(
             name, length, lengths, offsets, offsets + sizes, whole, edges + np.arange(rows + 1), runs, begins, numbers
@@ -260,14 +260,14 @@ class _Feature:
         gaps = runs[edges[1:] - 1].tolist()
         like = tokens[0]
         pad = np.zeros((max(gaps), *like.shape[1:]), like.dtype)
-        parts: list[np.ndarray] = []
+        runs_of_tokens: list[np.ndarray] = []
         first = 0
         for row, (end, gap) in enumerate(zip(edges[1:].tolist(), gaps), start=1):
-            parts += tokens[first : end - row]
-            parts.append(pad[:gap])
+            runs_of_tokens += tokens[first : end - row]
+            runs_of_tokens.append(pad[:gap])
             first = end - row
         filled = memory.output((*shape, *like.shape[1:]), like.dtype)
-        np.concatenate(parts, out=filled.reshape(-1, *like.shape[1:]), casting="unsafe")
+        np.concatenate(runs_of_tokens, out=filled.reshape(-1, *like.shape[1:]), casting="unsafe")
         positions = np.repeat(self.begins[here], runs).reshape(shape)
         positions += _count_up(self.length)
         for row, gap in enumerate(gaps):
@@ -395,14 +395,14 @@ class Bucket(Batches):
         starts, sizes, buckets = (np.concatenate(arrays) for arrays in zip(*by_bucket, strict=True))
         return starts, sizes, buckets
 
-    def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+    def members_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
         shuffled = shuffle.shuffle(indices, length=self.length, seed=self.options.seed)
         epoch, batch = int64.split(shuffled, self.length, to=self.parent.length)
         first, sizes, buckets = (array[batch] for array in self._batches)
-        edges, places = epochs.ranges(first, sizes)
+        edges, positions = epochs.ranges(first, sizes)
         epoch = np.repeat(epoch, sizes)
-        places = pick_by_epoch(epoch, places, lambda number, some: self.orders(number)[some])
-        return edges, places + epoch * self.parent.length, buckets.tolist()
+        positions = pick_by_epoch(epoch, positions, lambda number, some: self.orders(number)[some])
+        return edges, positions + epoch * self.parent.length, buckets.tolist()
 
     def make(self, block: Block, kind: int) -> Any:
         options, rows = self.options, blocks.rows_of(block)

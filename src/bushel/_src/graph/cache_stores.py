@@ -147,8 +147,8 @@ def _remove_if_forgotten(folder: Path) -> None:
         if lock is not None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises an OSError if a process holds it
         # Some network file systems keep locks on one machine alone: the lock of another machine's process looks free.
-        own = lock is not None and folder.name.startswith(f"{_PREFIX}{socket.gethostname()}-")
-        if own or time.time() - _last_change(folder) > _FORGOTTEN_S:
+        is_from_here = lock is not None and folder.name.startswith(f"{_PREFIX}{socket.gethostname()}-")
+        if is_from_here or time.time() - _last_change(folder) > _FORGOTTEN_S:
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         if lock is not None:
@@ -164,15 +164,15 @@ class _UnfinishedObjects(UnfinishedCache):
 
     def __init__(self, folder: Folder, key: str):
         self.folder, self._key = folder, key
-        self._own = f"{int(time.time())}-{secrets.token_hex(8)}"
-        self.under = f"{key}/{self._own}/"
+        self._folder_name = f"{int(time.time())}-{secrets.token_hex(8)}"
+        self.under = f"{key}/{self._folder_name}/"
         self._process = os.getpid()
 
     def publish(self, index: dict[str, Any]) -> None:
         if self.folder.exists(f"{self._key}/{INDEX}"):  # another process was faster
             self.remove()
         else:
-            self.folder.write(f"{self._key}/{INDEX}", checked_files.json_bytes({**index, "folder": self._own}))
+            self.folder.write(f"{self._key}/{INDEX}", checked_files.json_bytes({**index, "folder": self._folder_name}))
 
     def remove(self) -> None:
         if self._process == os.getpid():
@@ -453,8 +453,8 @@ class CacheFiles(CacheStore):
 class _FileChunks(Chunks):
     """Files of a part of their own, which others find once it is complete."""
 
-    def __init__(self, part: UnfinishedCache):
-        self._part = part
+    def __init__(self, unfinished: UnfinishedCache):
+        self._unfinished = unfinished
 
     def write(self, number: int, elements: list[Any], states: list[State]) -> int:
         try:
@@ -462,17 +462,17 @@ class _FileChunks(Chunks):
         except Exception as error:
             add_note(error, "bushel: a cache in files keeps what can be pickled; `cache()` keeps anything, in memory.")
             raise
-        self._part.folder.write(_name_chunk(self._part.under, number), data)
+        self._unfinished.folder.write(_name_chunk(self._unfinished.under, number), data)
         return zlib.crc32(data)
 
     def read(self, number: int, checksum: int) -> Chunk:
-        return _read_chunk(self._part.folder, self._part.under, number, checksum)
+        return _read_chunk(self._unfinished.folder, self._unfinished.under, number, checksum)
 
     def publish(self, content: dict[str, Any]) -> None:
-        self._part.publish({"version": VERSION, **content})
+        self._unfinished.publish({"version": VERSION, **content})
 
     def remove(self) -> None:
-        self._part.remove()
+        self._unfinished.remove()
 
 
 def _name_chunk(under: str, chunk: int) -> str:

@@ -17,10 +17,10 @@ from bushel._src.base.exact_values import ends_in_zero, find_rounded, show
 _LARGE = 1 << 63  # the first integer that int64 cannot hold
 
 Group = tuple[np.ndarray | None, np.ndarray]
-"""Values of one dtype, and their rows in the piece: None for all rows."""
+"""Values of one dtype, and their rows in the range: None for all rows."""
 
 SortedValuesOfRange = tuple[dict[str, list[Group]], tuple[int, str] | None]
-"""The values of a piece by field, and the first row that no column holds, with the reason.
+"""The values of a range of elements by field, and the first row that no column holds, with the reason.
 
 A value that is no dict has the field "". A tree of arrays, so that workers send it as they send elements.
 """
@@ -36,7 +36,7 @@ _WAYS_OUT = {
 
 
 def sort_values(values: Sequence[Any]) -> SortedValuesOfRange:
-    """Return the values of a piece, one by one, as arrays of one dtype each.
+    """Return the values of a range of elements, one by one, as arrays of one dtype each.
 
     Nothing is converted but from Python's types.
     """
@@ -52,23 +52,25 @@ def sort_values(values: Sequence[Any]) -> SortedValuesOfRange:
             if set(found) != set(names):
                 reason = f"{show(value)}, and others with the fields {names}. Return the same fields for all elements."
                 return {}, (row, reason)
-    piece: dict[str, list[Group]] = {}
+    by_field: dict[str, list[Group]] = {}
     for name in names:
-        piece[name], wrong = _sort_leaves([value[name] for value in values], name)
+        by_field[name], wrong = _sort_leaves([value[name] for value in values], name)
         refused = min(filter(None, (refused, wrong)), default=None)
-    return piece, refused
+    return by_field, refused
 
 
 def sort_arrays(tree: Any) -> SortedValuesOfRange:
-    """Return the values of a piece as a function of whole columns has returned them: an array, or a flat dict of
+    """Return the values of a range as a function of whole columns has returned them: an array, or a flat dict of
     arrays.
     """
-    parts: dict[Any, Any] = dict(tree) if isinstance(tree, Mapping) else _split_fields(tree)
-    if not parts or any(type(leaf) is not np.ndarray or not _is_kept(leaf.dtype) for leaf in parts.values()):
+    fields: dict[Any, Any] = dict(tree) if isinstance(tree, Mapping) else _split_fields(tree)
+    if not fields or any(type(leaf) is not np.ndarray or not _is_kept(leaf.dtype) for leaf in fields.values()):
         return {}, (0, f"{_describe_dtypes(tree)}. {_WAYS_OUT['kind']}")
-    if isinstance(tree, Mapping) and not all(isinstance(name, str) and name for name in parts):
-        return {}, (0, f"a dict with the keys {list(parts)}. Name the fields with texts.")
-    return {name: [(None, leaf.astype(leaf.dtype.newbyteorder("="), copy=False))] for name, leaf in parts.items()}, None
+    if isinstance(tree, Mapping) and not all(isinstance(name, str) and name for name in fields):
+        return {}, (0, f"a dict with the keys {list(fields)}. Name the fields with texts.")
+    return {
+        name: [(None, leaf.astype(leaf.dtype.newbyteorder("="), copy=False))] for name, leaf in fields.items()
+    }, None
 
 
 def _describe_dtypes(tree: Any) -> str:
@@ -267,7 +269,7 @@ def _first_row(group: Group) -> int:
 
 
 def _number(begin: int, rows: np.ndarray | None, row: int) -> int:
-    """Return the element of a row of a group whose piece begins with element `begin`."""
+    """Return the element of a row of a group whose range begins with element `begin`."""
     return begin + (row if rows is None else int(rows[row]))
 
 
@@ -279,9 +281,9 @@ class ValueType:
     """Of the function, for messages."""
     fields: Mapping[str, FieldType] = dataclasses.field(default_factory=dict)
 
-    def extend(self, begin: int, piece: SortedValuesOfRange) -> ValueType:
-        """With a piece whose first value is that of element `begin`. Raises if a column cannot hold it."""
-        groups, refused = piece
+    def extend(self, begin: int, sorted_values: SortedValuesOfRange) -> ValueType:
+        """With a range whose first value is that of element `begin`. Raises if a column cannot hold it."""
+        groups, refused = sorted_values
         if refused is not None:
             raise TypeError(f"{self.name} returned, for element {begin + refused[0]}, {refused[1]}")
         if self.fields and set(groups) != set(self.fields):
@@ -297,8 +299,8 @@ class ValueType:
                 for rows, values in sorted(groups[field], key=_first_row):
                     known = known.extend(values, functools.partial(_number, begin, rows))
             except (TypeError, ValueError) as error:
-                place = f" in the field {field!r}" if field else ""
-                raise type(error)(f"A column needs{place} {error} They come from {self.name}.") from None
+                target = f" in the field {field!r}" if field else ""
+                raise type(error)(f"A column needs{target} {error} They come from {self.name}.") from None
             fields[field] = known
         return dataclasses.replace(self, fields=fields)
 
@@ -311,19 +313,19 @@ class ValueType:
             return self.fields[""].find_dtype()
         return np.dtype([(name, known.find_dtype(), known.shape or ()) for name, known in self.fields.items()])
 
-    def join(self, pieces: Sequence[tuple[int, SortedValuesOfRange]]) -> np.ndarray:
-        """Return pieces, each with its number of values, as one array.
+    def join(self, ranges: Sequence[tuple[int, SortedValuesOfRange]]) -> np.ndarray:
+        """Return ranges, each with its number of values, as one array.
 
         They are among those that this type was made of.
         """
         shape = self.fields[""].shape or () if "" in self.fields else ()
-        values = np.zeros((sum(count for count, _ in pieces), *shape), self.dtype)
+        values = np.zeros((sum(count for count, _ in ranges), *shape), self.dtype)
         begin = 0
-        for count, (groups, _) in pieces:
+        for count, (groups, _) in ranges:
             for field, parts in groups.items():
-                place = values[begin : begin + count] if not field else values[field][begin : begin + count]
+                target = values[begin : begin + count] if not field else values[field][begin : begin + count]
                 for rows, array in parts:
-                    place[slice(None) if rows is None else rows] = array
+                    target[slice(None) if rows is None else rows] = array
             begin += count
         return values
 
@@ -336,19 +338,19 @@ def join_arrays(arrays: Sequence[np.ndarray], name: str) -> list[np.ndarray]:
     if len(arrays) == 1 or not any(map(len, arrays)):
         return list(arrays)
     known, begin = ValueType(name), 0
-    pieces = [(len(array), sort_arrays(array)) for array in arrays]
-    for count, piece in pieces:
+    ranges = [(len(array), sort_arrays(array)) for array in arrays]
+    for count, sorted_values in ranges:
         if count:
-            known = known.extend(begin, piece)
+            known = known.extend(begin, sorted_values)
         begin += count
     shape = next((array.shape[1:] for array in arrays if len(array)), ())
     return [
         array
         if len(array) and array.dtype == known.dtype
-        else known.join([(count, piece)])
+        else known.join([(count, sorted_values)])
         if count
         else np.zeros((0, *shape), known.dtype)
-        for array, (count, piece) in zip(arrays, pieces, strict=True)
+        for array, (count, sorted_values) in zip(arrays, ranges, strict=True)
     ]
 
 
@@ -359,8 +361,8 @@ def collect_values(values: Any, name: str) -> np.ndarray:
     """
     if not isinstance(values, (list, tuple)) or not values or isinstance(values[0], (list, tuple)):
         return np.asarray(values)
-    piece = sort_values(values)
-    return ValueType(name).extend(0, piece).join([(len(values), piece)])
+    sorted_values = sort_values(values)
+    return ValueType(name).extend(0, sorted_values).join([(len(values), sorted_values)])
 
 
 _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)

@@ -65,32 +65,32 @@ class Column(NDArrayOperatorsMixin):
     ([3, 6, 4], [False, True, True])
     """
 
-    def __init__(self, parts: tuple[NodeValues, ...]):
-        self._parts = parts
+    def __init__(self, values_by_node: tuple[NodeValues, ...]):
+        self._values_by_node = values_by_node
 
     @property
     def values(self) -> np.ndarray:
         """The values, record by record; those of several datasets one after the other."""
-        first, *others = (part.values for part in self._parts)
+        first, *others = (node_values.values for node_values in self._values_by_node)
         return np.concatenate([first, *others]) if others else first  # all of one dtype
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of a value."""
-        return self._parts[0].values.dtype
+        return self._values_by_node[0].values.dtype
 
     @functools.cached_property
     def _digest(self) -> str:
         """A digest of all values. In the identity of a pipeline it stands for the column."""
         digest = hashlib.blake2b(digest_size=8)
-        for part in self._parts:
-            digest.update(f"{part.values.dtype.descr}{part.values.shape}".encode())
-            for _, values in remove_padding(part.values):
+        for node_values in self._values_by_node:
+            digest.update(f"{node_values.values.dtype.descr}{node_values.values.shape}".encode())
+            for _, values in remove_padding(node_values.values):
                 digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data if values.size else b"")
         return digest.hexdigest()
 
     def __len__(self) -> int:
-        return sum(len(part.values) for part in self._parts)
+        return sum(len(node_values.values) for node_values in self._values_by_node)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is None:  # `np.array(copy=None)` is new in NumPy 2
@@ -103,7 +103,11 @@ class Column(NDArrayOperatorsMixin):
         if options:
             return NotImplemented
         columns = [value for value in inputs if isinstance(value, Column)]
-        if any([part.node for part in column._parts] != [part.node for part in self._parts] for column in columns):
+        if any(
+            [node_values.node for node_values in column._values_by_node]
+            != [node_values.node for node_values in self._values_by_node]
+            for column in columns
+        ):
             raise ValueError(
                 f"{ufunc.__name__} of columns of different records. Compute both columns on the same dataset."
             )
@@ -114,8 +118,8 @@ class Column(NDArrayOperatorsMixin):
                     "belongs to is not known. Calculate with numbers and columns, or with np.asarray(column)."
                 )
         made = [
-            calculate(ufunc, [v._parts[number].values if isinstance(v, Column) else v for v in inputs])
-            for number in range(len(self._parts))
+            calculate(ufunc, [v._values_by_node[number].values if isinstance(v, Column) else v for v in inputs])
+            for number in range(len(self._values_by_node))
         ]
         results = [self._with_values(join_arrays(arrays, ufunc.__name__)) for arrays in zip(*made, strict=True)]
         return results[0] if ufunc.nout == 1 else tuple(results)
@@ -135,17 +139,17 @@ class Column(NDArrayOperatorsMixin):
                 f"column[{field!r}] takes the name of a field; {fields}. It also takes the number of a record. "
                 "For all values use np.asarray(column)."
             )
-        return self._with_values([part.values[field] for part in self._parts])
+        return self._with_values([node_values.values[field] for node_values in self._values_by_node])
 
     def _value_of_record(self, number: int) -> Any:
         length = len(self)
         if not -length <= number < length:
             raise IndexError(f"column[{number}]: the column has {length:,} values.")
         left = number % length
-        for part in self._parts:
-            if left < len(part.values):
-                return part.values[left]
-            left -= len(part.values)
+        for node_values in self._values_by_node:
+            if left < len(node_values.values):
+                return node_values.values[left]
+            left -= len(node_values.values)
         raise AssertionError("unreachable")
 
     if not TYPE_CHECKING:  # so that a type checker still reports missing names
@@ -158,25 +162,30 @@ class Column(NDArrayOperatorsMixin):
         return f"Column({len(self):,} x {self.dtype})"
 
     def _with_values(self, arrays: Sequence[np.ndarray]) -> Column:
-        return Column(tuple(NodeValues(part.node, array) for part, array in zip(self._parts, arrays, strict=True)))
+        return Column(
+            tuple(
+                NodeValues(node_values.node, array)
+                for node_values, array in zip(self._values_by_node, arrays, strict=True)
+            )
+        )
 
     # How the values of a node's elements are found.
 
     def _reaches(self, node: MapNode) -> bool:
         """Return whether every element of `node` is made of one record with a value here."""
-        if self._part_of(node) is not None:
+        if self._values_of(node) is not None:
             return True
         return node.one_to_one and all(map(self._reaches, node.parents))
 
     def _at(self, node: MapNode, indices: np.ndarray) -> np.ndarray:
         """Return the values of the elements of `node` at `indices`, in any epoch."""
-        part = self._part_of(node)
-        if part is not None:
-            return part.values[int64.narrowed(indices % len(part.values))]
+        node_values = self._values_of(node)
+        if node_values is not None:
+            return node_values.values[int64.narrowed(indices % len(node_values.values))]
         _, which, positions = node.made_of(indices)
         if len(node.parents) == 1:
             return self._at(node.parents[0], positions)
-        values = np.zeros((len(indices), *self._parts[0].values.shape[1:]), self.dtype)
+        values = np.zeros((len(indices), *self._values_by_node[0].values.shape[1:]), self.dtype)
         for number, parent in enumerate(node.parents):
             here = which == number
             if here.any():
@@ -189,11 +198,11 @@ class Column(NDArrayOperatorsMixin):
         strides = [range(low, min(low + _STRIDE, length)) for low in range(0, length, _STRIDE)]
         first = epoch * length
         if not strides:
-            return np.zeros((0, *self._parts[0].values.shape[1:]), self.dtype)
+            return np.zeros((0, *self._values_by_node[0].values.shape[1:]), self.dtype)
         return np.concatenate([self._at(node, int64.ranging(first + s.start, first + s.stop)) for s in strides])
 
-    def _part_of(self, node: MapNode) -> NodeValues | None:
-        return next((part for part in self._parts if part.node is node), None)
+    def _values_of(self, node: MapNode) -> NodeValues | None:
+        return next((node_values for node_values in self._values_by_node if node_values.node is node), None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -229,7 +238,7 @@ class _NoneMissing(Plan):
 @in_states("column_pieces")
 @dataclasses.dataclass(frozen=True, eq=False)
 class SortedValues(Batches):
-    """The parent's elements, which are values of a column, in pieces: how many, and the values by their type."""
+    """The parent's elements, which are values of a column, in ranges: how many, and the values by their type."""
 
     size: int
 
@@ -246,7 +255,7 @@ class SortedValues(Batches):
     def epochs(self) -> Epochs:
         return self.parent.epochs.after_cutting()
 
-    def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+    def members_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
         first, end = epochs.batched(indices, batch_size=self.size, length=self.length, parent_length=self.parent.length)
         return *epochs.ranges(first, int64.narrowed(end - first)), range(len(indices))
 

@@ -91,9 +91,9 @@ _Cut = dict[str, tuple[int, int]]
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Piece:
-    """An element or a part of one: of each feature, the tokens within its bounds.
+    """An element or a stretch of one: of each feature, the tokens within its bounds.
 
-    Features in `whole` are never cut: they come with each part. `cut` describes a part in a state.
+    Features in `whole` are never cut: they come with each piece. `cut` describes a piece in a state.
     """
 
     before: Mark
@@ -102,7 +102,7 @@ class _Piece:
     bounds: dict[str, tuple[int, int]]
     cut: _Cut | None = None
 
-    def part(self, cut: _Cut) -> _Piece:
+    def cut_to(self, cut: _Cut) -> _Piece:
         """Return the tokens within other bounds."""
         bounds = {name: own if name in self.whole else cut[name] for name, own in self.bounds.items()}
         return _Piece(self.before, self.features, self.whole, bounds, cut)
@@ -121,7 +121,7 @@ _WHOLE = (-1, -1)  # in a state: no element has been cut
 class _ConcatCursor(GroupCursor[ConcatThenSplit]):
     """A group is the rows that one reading fills; `extra` is the cut of the element that the first one begins with.
 
-    `beyond` is the part of an element that had no room in the group.
+    `beyond` is the piece of an element that had no room in the group.
     """
 
     parent_key, given_key, group_name = "parent_state", _GIVEN, "a group of rows"
@@ -224,7 +224,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
         return [row, *alone] if row else alone or None
 
     def _cut_again(self, cut: _Cut) -> _Piece:
-        """Return the part of the next element that a state had left over."""
+        """Return the piece of the next element that a state had left over."""
         whole = self._next_element()
         if whole is None:
             raise StateMismatch("This state is in the middle of an element that is not there any more.", _CUTS)
@@ -237,7 +237,7 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
                     _CUTS,
                     name,
                 )
-        return whole.part(cut)
+        return whole.cut_to(cut)
 
     def _next_element(self) -> _Piece | None:
         if not self.waiting and not self.ended:
@@ -276,9 +276,9 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
             if not any(taken[name] for name in self.cuttable):
                 return piece
             bounds = {name: piece.bounds[name] for name in self.cuttable}
-            # A number, which comes with each part, counts as gone with the first: so Grain's states have it.
-            rest = piece.part({name: (low + taken[name], high) for name, (low, high) in bounds.items()})
-            piece = piece.part({name: (low, low + taken[name]) for name, (low, _) in bounds.items()})
+            # A number, which comes with each piece, counts as gone with the first: so Grain's states have it.
+            rest = piece.cut_to({name: (low + taken[name], high) for name, (low, high) in bounds.items()})
+            piece = piece.cut_to({name: (low, low + taken[name]) for name, (low, _) in bounds.items()})
         row.append(piece)
         for name in room:
             room[name] -= taken[name]
@@ -363,13 +363,13 @@ class _ConcatCursor(GroupCursor[ConcatThenSplit]):
 
 
 class _RowsOfOneFeature:
-    """Several rows of one feature, cut by arithmetic from a part of an element, if there is one, and whole elements."""
+    """Several rows of one feature, cut by arithmetic from whole elements and, before them, a piece of one."""
 
     def __init__(self, lengths: Mapping[str, int], beyond: _Piece | None):
         ((self.name, self.length),) = lengths.items()
         self.beyond = beyond
         self.elements: list[Any] = []
-        self.places: list[Mark] = []
+        self.marks: list[Mark] = []
         self.sequences: list[np.ndarray] = []
         self.sizes: list[int] = []
         self.total = 0
@@ -380,7 +380,7 @@ class _RowsOfOneFeature:
             self.sizes.append(high - low)
             self.total = high - low
 
-    def add(self, elements: list[Any], places: list[Mark]) -> bool:
+    def add(self, elements: list[Any], marks: list[Mark]) -> bool:
         """Add elements, with the position before each; False if they are not all dicts of one sequence."""
         name = self.name
         if not countOf(map(type, elements), dict) == len(elements) == countOf(map(len, elements), 1):
@@ -390,7 +390,7 @@ class _RowsOfOneFeature:
             return False
         sizes = list(map(len, sequences))
         self.elements += elements
-        self.places += places
+        self.marks += marks
         self.sequences += sequences
         self.sizes += sizes
         self.total += sum(sizes)
@@ -422,9 +422,9 @@ class _RowsOfOneFeature:
         if piece is None or number:
             place = number - (piece is not None)
             bounds = {self.name: (0, self.sizes[number])}
-            piece = _Piece(self.places[place], self.elements[place], frozenset(), bounds)
+            piece = _Piece(self.marks[place], self.elements[place], frozenset(), bounds)
         low, high = piece.bounds[self.name]
-        return piece.part({self.name: (low + used, high)}) if used else piece
+        return piece.cut_to({self.name: (low + used, high)}) if used else piece
 
     def count_used(self, rows: int) -> int:
         """Return how many of the elements that were added begin in so many rows, or right after them."""

@@ -251,7 +251,7 @@ class Cursor(abc.ABC):
 
     parents: tuple[Cursor, ...] = ()
 
-    places: tuple[tuple[str | int, ...], ...] = ()
+    state_paths: tuple[tuple[str | int, ...], ...] = ()
     """Where the state of each parent lies in the state of this cursor: a path of keys. By default they are the same."""
 
     at_hand: Iterator[Any] = iter(())
@@ -300,7 +300,7 @@ class Cursor(abc.ABC):
         Without this call the next `pull` does it. Raises StateMismatch if the data does not have what the state says.
         """
         for number, parent in enumerate(self.parents):
-            with inside(*(self.places[number] if self.places else ())):
+            with inside(*(self.state_paths[number] if self.state_paths else ())):
                 parent.catch_up()
 
     @overridable
@@ -396,7 +396,7 @@ class Over(Cursor, Generic[N]):
         self.node: N = node
         self.skips = skips
         self.parents = (parent,)
-        self.places = ((self.parent_key,),)
+        self.state_paths = ((self.parent_key,),)
 
     def parent_mark_of(self, state: State) -> Mark:
         """Return the parent's position in a state of this cursor."""

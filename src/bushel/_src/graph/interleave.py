@@ -186,7 +186,7 @@ class _InterleaveCursor(Cursor):
             raise failed.error from None
         except Exception as error:
             raise locate_error(error, f"bushel: {self._node.call()} failed at its dataset {number}.") from None
-        return None if stream is None else self._opener.part(stream)
+        return None if stream is None else self._opener.open_part(stream)
 
     def mark(self) -> Mark:
         slots = [(slot.number, slot.cursor, slot.cursor and slot.cursor.mark(), slot.ended_at) for slot in self._slots]

@@ -345,10 +345,10 @@ class PackAndBatchOperation:
                     f"A sequence is longer than its row: lengths {np.ravel(sizes)}, rows of {self.length_struct}. "
                     "Truncate it before packing."
                 )
-            if not bins.place(sizes):
+            if not bins.put(sizes):
                 yield self._batch(bins, held, last)
                 bins, held = self._make_bins(), []
-                bins.place(sizes)
+                bins.put(sizes)
             held.append(leaves)
             last = record
         if held:
@@ -358,7 +358,7 @@ class PackAndBatchOperation:
         return Bins(trees.leaves(self.length_struct), self.batch_size, most=self.max_sequences_per_bin)
 
     def _batch(self, bins: Bins, held: list[list[np.ndarray]], last: Any) -> Any:
-        placed = bins.placement()
+        placed = bins.positions()
         lengths, build = trees.flatten(self.length_struct)
         data, ids, positions = [], [], []
         for number, (length, some) in enumerate(zip(lengths, zip(*held, strict=True), strict=True)):

@@ -36,13 +36,13 @@ _KEEP_ALL = (Repeat, Seed, Shuffle, WindowShuffle, Elements, RepeatStream, SeedS
 class RowChoice:
     """Which rows of each batch this process needs, and what becomes of a smaller last batch."""
 
-    shares: tuple[DeviceRows, ...]
+    device_rows: tuple[DeviceRows, ...]
     remainder: Remainder | None
 
     @property
     def multiple(self) -> int:
         """The number that must divide the rows of a batch."""
-        return epochs.divisor(self.shares)
+        return epochs.divisor(self.device_rows)
 
     def global_size(self, size: int, full: int) -> int:
         """Return how many rows the global array has for a batch of `size` rows, where `full` rows are usual."""
@@ -53,7 +53,7 @@ class RowChoice:
         whole = self.global_size(size, full)
         if whole % self.multiple or (self.remainder == "drop" and whole != size):
             return np.zeros(1, dtype=np.int64)  # the batch is dropped or refused later, by its size
-        rows = epochs.union_of_rows(self.shares, whole)
+        rows = epochs.union_of_rows(self.device_rows, whole)
         return np.where(rows < size, rows, 0)
 
 
@@ -143,7 +143,7 @@ class LocalRows(Transparent):
 
     def plan(self, indices: np.ndarray) -> Plan:
         batches = self._batches
-        edges, elements, kinds = batches.parts_of(indices)
+        edges, elements, kinds = batches.members_of(indices)
         rows: dict[tuple[int, int], np.ndarray] = {}
         chosen, sizes = [], []
         for number, (low, high) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist())):
@@ -153,7 +153,7 @@ class LocalRows(Transparent):
             chosen.append(elements[low:high][rows[key]])
             sizes.append((key[0], self.choice.global_size(*key)))
         local_edges = np.cumsum([0, *map(len, chosen)])
-        local = batches.plan_parts(indices, local_edges, np.concatenate([elements[:0], *chosen]), kinds)
+        local = batches.plan_members(indices, local_edges, np.concatenate([elements[:0], *chosen]), kinds)
         return _WithSizes(local, sizes)
 
     @property
@@ -181,7 +181,7 @@ class RowsOfStream(OneParent, Ordered):
     choice: RowChoice
 
     transparent = True
-    takes_a_place = False
+    counts_for_seeds = False
 
     def open(self, opener: Opener) -> Cursor:
         batch = skip_transparent(self.parent)
@@ -295,7 +295,7 @@ class DropTail(Elementwise):
 
     kind = operation.FILTER_ALL
     transparent = True
-    takes_a_place = False
+    counts_for_seeds = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -304,7 +304,7 @@ class MeasureTail(Elementwise):
 
     kind = operation.MAP_ALL
     transparent = True
-    takes_a_place = False
+    counts_for_seeds = False
 
 
 def is_whole(element: tuple[Any, np.ndarray]) -> bool:

@@ -190,34 +190,34 @@ class _ByManyOperations(Plan):
 
     def read(self, low: int, high: int, private: bool) -> Block:
         joined = self.joined
-        owned = joined.needs_private
-        block = self.parent.read(low, high, owned)
+        is_private = joined.needs_private
+        block = self.parent.read(low, high, is_private)
         which = self.which[low:high]
         if len(joined.operations) == 1 and (isinstance(block, Columns) or not joined.vectorized):
-            return self._run(joined.operations[0], block, low, np.arange(high - low), owned, private)
-        return self._run_each(block, low, which, owned, private)
+            return self._run(joined.operations[0], block, low, np.arange(high - low), is_private, private)
+        return self._run_each(block, low, which, is_private, private)
 
-    def _run_each(self, block: Block, low: int, which: np.ndarray, owned: bool, private: bool) -> Block:
+    def _run_each(self, block: Block, low: int, which: np.ndarray, is_private: bool, private: bool) -> Block:
         """Run each operation on its rows."""
         joined = self.joined
         # Rows of one part are likely to be of one kind, and a vectorized function needs such rows to stack them.
         keys = which if joined.vectorized and not isinstance(block, Columns) else joined.operation_of[which]
-        owned = owned or isinstance(block, Columns)
+        is_private = is_private or isinstance(block, Columns)
         rows = blocks.rows_of(block)
         parts: list[tuple[np.ndarray, Block]] = []
         for here in int64.group(keys).values():
             operation = joined.operations[joined.operation_of[which[here[0]]]]
-            own_rows = [rows[row] for row in here.tolist()]
+            rows_here = [rows[row] for row in here.tolist()]
             for row in here.tolist():
                 rows[row] = None  # otherwise a row that the function returns as it is would be held twice
             try:
-                parts.append((here, self._run(operation, own_rows, low, here, owned, private)))
+                parts.append((here, self._run(operation, rows_here, low, here, is_private, private)))
             except RowFailed as failed:
                 raise RowFailed(int(here[failed.row]), failed.error) from failed.error
         return merge_rows(parts, len(which))
 
     def _run(
-        self, operation: BlockOperation, block: Block, low: int, here: np.ndarray, owned: bool, private: bool
+        self, operation: BlockOperation, block: Block, low: int, here: np.ndarray, is_private: bool, private: bool
     ) -> Block:
         """Run an operation on the rows `low + here` of the plan."""
 
@@ -232,5 +232,5 @@ class _ByManyOperations(Plan):
             return describe_failure(operation.describe(), indices, merge_origins(origins))
 
         numbers = self.indices[low + here].tolist() if self.joined.counts else ()
-        made, kept = operation.run(block, numbers, where, owned=owned, private=private)
+        made, kept = operation.run(block, numbers, where, is_private=is_private, private=private)
         return made if kept is None else mark_missing(made, kept)

@@ -85,7 +85,7 @@ def compile_private_steps(drops: tuple[bool, ...]) -> RunPrivateSteps:
     """
     names = ", ".join(f"f{number}" for number in range(len(drops)))
     lines = [
-        "def run_steps(rows, functions, owned):",
+        "def run_steps(rows, functions, is_private):",
         f"    {names}, = functions",
         "    made, take = [], rows.pop",
         "    while rows:",
@@ -93,19 +93,19 @@ def compile_private_steps(drops: tuple[bool, ...]) -> RunPrivateSteps:
         "        if box[0] is None:",
         "            made.append(None)",
         "            continue",
-        "        if not owned: own(box)",
+        "        if not is_private: make_private(box)",
     ]
     assert len(lines) == _FIRST_PRIVATE_LINE - 1
     for number, drop in enumerate(drops):
         if drop:
-            lines += [f"        if not f{number}(box[0]): made.append(None); continue", "        own(box)"]
+            lines += [f"        if not f{number}(box[0]): made.append(None); continue", "        make_private(box)"]
         else:
             lines += [
-                f"        box = own([f{number}(box.pop())])",
+                f"        box = make_private([f{number}(box.pop())])",
                 "        if box[0] is None: made.append(None); continue",
             ]
     source = "\n".join([*lines, "        made += box", "    return made"])
-    namespace: dict[str, Any] = {"own": make_private}
+    namespace: dict[str, Any] = {"make_private": make_private}
     exec(compile(source, _PRIVATE_FILE, "exec"), namespace)
     return namespace["run_steps"]
 
@@ -147,15 +147,15 @@ class _PerElement(WithTransform):
     @functools.cached_property
     def _steps(self) -> list[_Step]:
         """This operation, after those of the nodes above it that also work on single elements."""
-        own = _Step(self, self.operation)
+        step = _Step(self, self.operation)
         parent = self.parent
         if not isinstance(parent, _PerElement) or parent.operation.vectorized:
-            return [own]
-        return [*parent._steps, own]
+            return [step]
+        return [*parent._steps, step]
 
     @functools.cached_property
     def _chains(self) -> list[_Chain]:
-        """`_steps`, cut into pieces: the steps of each piece run in one loop."""
+        """`_steps`, cut into groups: the steps of each group run in one loop."""
         chains: list[list[_Step]] = []
         for step in self._steps:
             last = chains[-1] if chains else []
@@ -254,7 +254,7 @@ class _Chain:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def run(self, rows: list[Any], where: Callable[[_Step, int], str], owned: bool, private: bool) -> list[Any]:
+    def run(self, rows: list[Any], where: Callable[[_Step, int], str], is_private: bool, private: bool) -> list[Any]:
         """Return the rows after all steps.
 
         See `BlockOperation.run` for the arguments. The list `rows` is empty afterwards.
@@ -270,7 +270,7 @@ class _Chain:
                 made = self._run_reading(left, self._list_functions())
             else:
                 rows.reverse()
-                made = self._run_private(rows, self._list_functions(), owned)
+                made = self._run_private(rows, self._list_functions(), is_private)
         except Exception as error:
             step = self.steps[find_failed_step(error)]
             raise_for_row(error, count, left, functools.partial(where, step))
@@ -289,22 +289,22 @@ class _OneByOne(Plan):
     parent: Plan
 
     def read(self, low: int, high: int, private: bool) -> Block:
-        owned = self.chains[0].needs_private
-        block = self.parent.read(low, high, owned)
+        is_private = self.chains[0].needs_private
+        block = self.parent.read(low, high, is_private)
         for number, chain in enumerate(self.chains):
             wanted = private if number == len(self.chains) - 1 else self.chains[number + 1].needs_private
             (step, *others) = chain.steps
             where = functools.partial(self._describe_failure, low)
             if others or not (step.counts or isinstance(block, Columns)):
-                owned = owned or isinstance(block, Columns)
-                block = chain.run(blocks.rows_of(block), where, owned, wanted)
+                is_private = is_private or isinstance(block, Columns)
+                block = chain.run(blocks.rows_of(block), where, is_private, wanted)
             else:
                 numbers = self.indices[low:high].tolist() if step.counts else ()
                 block, kept = step.operation.run(
-                    block, numbers, functools.partial(where, step), owned=owned, private=wanted
+                    block, numbers, functools.partial(where, step), is_private=is_private, private=wanted
                 )
                 block = block if kept is None else operation.mark_missing(block, kept)
-            owned = wanted
+            is_private = wanted
         return block
 
     def _describe_failure(self, low: int, step: _Step, row: int) -> str:
@@ -328,9 +328,9 @@ class _Vectorized(Plan):
             return self.node.describe_failure(*self.indices[low:high].tolist())
 
         # A vectorized map gets its rows stacked, which copies them. A filter returns the very rows that it is given.
-        owned = run.kind.drops and private
-        block = self.parent.read(low, high, owned)
-        block, kept = run.run(block, (), where, owned=owned, private=private)
+        is_private = run.kind.drops and private
+        block = self.parent.read(low, high, is_private)
+        block, kept = run.run(block, (), where, is_private=is_private, private=private)
         return block if kept is None else operation.mark_missing(block, kept)
 
 
@@ -402,4 +402,4 @@ class _FlatMapped(Plan):
             return describe_failure(self.node.describe(), element, self.node.parent.origins(element))
 
         block = self.parent.take(first, end)
-        return blocks.rows_of(self.node.operation.run(block, (), where, owned=True, private=True)[0])
+        return blocks.rows_of(self.node.operation.run(block, (), where, is_private=True, private=True)[0])

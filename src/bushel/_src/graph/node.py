@@ -154,7 +154,7 @@ class Epochs(enum.IntEnum):
     SAME = 2  # the same records in the same order
 
     def after_cutting(self) -> Epochs:
-        """Return how epochs compare after each was cut by position: cut pieces of shuffled epochs have different
+        """Return how epochs compare after each was cut by position: sections of shuffled epochs have different
         records.
         """
         return self if self is Epochs.SAME else Epochs.DIFFERENT
@@ -191,7 +191,7 @@ class Node(abc.ABC):
     moves: ClassVar[bool] = False
     """Whether its elements are those of its parents, at other indices. A map node is then `one_to_one` too."""
 
-    takes_a_place: ClassVar[bool] = True
+    counts_for_seeds: ClassVar[bool] = True
     """Whether this node counts where an operation's seed is derived from its place in the pipeline."""
 
     @property
@@ -241,7 +241,7 @@ class Node(abc.ABC):
 
     @property
     @overridable
-    def own_class(self) -> type | None:
+    def users_class(self) -> type | None:
         """The user's class that this node stands for, where its code is part of the identity; by default none."""
         return None
 
@@ -251,12 +251,12 @@ class Node(abc.ABC):
 
         Parents, and fields marked `identity=False` (options of running), are left out.
         """
-        own: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for field in dataclasses.fields(self) if dataclasses.is_dataclass(self) else ():
             value = getattr(self, field.name)
             if field.metadata.get("identity", True) and not _is_structure(value):
-                own[field.name] = value
-        return own
+                values[field.name] = value
+        return values
 
 
 def _is_structure(value: Any) -> bool:
@@ -441,10 +441,10 @@ class Moved(OneParentMap):
 
 
 class Transparent(OneParentMap):
-    """A map node that says how its parent is read. It takes no place, and reads as the parent in messages."""
+    """A map node that says how its parent is read. It does not count for seeds, and reads as the parent in messages."""
 
     transparent = True
-    takes_a_place = False
+    counts_for_seeds = False
     one_to_one = True
 
     def call(self) -> str:
@@ -495,7 +495,7 @@ def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:
     set_before: list[tuple[int, int]] = []
     queue: list[tuple[Node, int]] = [(node, depth) for node in nodes]
     for node, depth in queue:  # the queue grows while it is read
-        while not node.takes_a_place:
+        while not node.counts_for_seeds:
             (node,) = node.parents
         seed = node.seed_for_children
         if seed is not None:

@@ -115,7 +115,7 @@ class BlockOperation:
         return self.transform.output_spec(parent.element_spec())
 
     def run(
-        self, block: Block, numbers: Sequence[int], where: Callable[[int], str], *, owned: bool, private: bool
+        self, block: Block, numbers: Sequence[int], where: Callable[[int], str], *, is_private: bool, private: bool
     ) -> tuple[Block, list[bool] | None]:
         """Return the operation on a block.
 
@@ -126,11 +126,11 @@ class BlockOperation:
           block: the elements. A list is empty afterwards, unless it is what is returned.
           numbers: the number of each element in its dataset. Operations without a `count_key` do not look at it.
           where: says where row `row` of the block failed, for the note on the error.
-          owned: whether the elements are private. Columns always are.
+          is_private: whether the elements are private. Columns always are.
           private: whether the rows that are returned must be private. Otherwise the caller only reads and drops them.
         """
         if self.vectorized:
-            return self._run_vectorized(block, where, private and not owned)
+            return self._run_vectorized(block, where, private and not is_private)
         kind = self.kind
         rows = blocks.rows_of(block)
         count = len(rows)
@@ -142,17 +142,17 @@ class BlockOperation:
                 raise_for_row(error, count, left, where)
             if not kind.drops:
                 return make_private(made) if private else RowsOfKnownTypes(made), None
-            if private and not owned and not isinstance(block, Columns):
+            if private and not is_private and not isinstance(block, Columns):
                 make_private(block)
             return block, None if all(made) else made
         rows.reverse()
         try:
-            return self._run_privately(rows, numbers, owned or isinstance(block, Columns))
+            return self._run_privately(rows, numbers, is_private or isinstance(block, Columns))
         except Exception as error:
             raise_for_row(error, count, rows, where)
 
     def _run_privately(
-        self, rows: list[Any], numbers: Sequence[int], owned: bool
+        self, rows: list[Any], numbers: Sequence[int], is_private: bool
     ) -> tuple[list[Any], list[bool] | None]:
         """Call the function with each row, and make what it returns private before the next call.
 
@@ -161,7 +161,7 @@ class BlockOperation:
         Args:
           rows: the rows, the last one first. They are taken out, so that nothing but the function can hold them.
           numbers: as for `run`.
-          owned: whether the rows are private.
+          is_private: whether the rows are private.
         """
         operation, kind = self.watched(), self.kind
         function, call_each = operation.function, kind.call_each
@@ -170,7 +170,7 @@ class BlockOperation:
         calls_plainly, skips_missing = call_each in (_map, _map_all), call_each is _map
         for place in range(len(rows)):
             box = [rows.pop()]
-            if not owned:
+            if not is_private:
                 make_private(box)
             if calls_plainly:
                 if box[0] is not None or not skips_missing:
@@ -186,7 +186,7 @@ class BlockOperation:
         return made, None if all(stays) else stays
 
     def _run_vectorized(
-        self, block: Block, where: Callable[[int], str], must_own: bool
+        self, block: Block, where: Callable[[int], str], must_be_private: bool
     ) -> tuple[Block, list[bool] | None]:
         try:
             if not self.kind.drops:
@@ -194,7 +194,7 @@ class BlockOperation:
                 return made if self._makes_new_arrays else make_block_private(made), None
             verdicts = self._as_verdicts(self._run_columns(block))
             # The function has seen a copy, see `_run_columns`: neither its writes nor what it keeps reach the rows.
-            rows = make_block_private(block) if must_own else block
+            rows = make_block_private(block) if must_be_private else block
         except Exception as error:
             raise RowFailed(0, locate_error(error, where(0))) from error
         return rows, None if all(verdicts) else verdicts

@@ -173,21 +173,21 @@ def fill_rows(laid: Layout, pieces: Sequence[np.ndarray], like: np.ndarray, padd
     if padding is not None:
         pad[...] = padding
     order = laid.order.tolist()
-    parts: list[np.ndarray] = []
+    runs_of_tokens: list[np.ndarray] = []
     if not any(gaps):
-        parts = [pieces[number] for number in order]
+        runs_of_tokens = [pieces[number] for number in order]
     else:
         for gap, number in zip(gaps, order):
             if gap:
-                parts.append(pad[:gap])
-            parts.append(pieces[number])
-        parts.append(pad[: gaps[-1]])
-    alike = all([part.dtype is dtype and part.ndim == like.ndim for part in parts])
-    if alike and dtype.kind in "biufc" and (not inner or all([part.shape[1:] == inner for part in parts])):
+                runs_of_tokens.append(pad[:gap])
+            runs_of_tokens.append(pieces[number])
+        runs_of_tokens.append(pad[: gaps[-1]])
+    alike = all([part.dtype is dtype and part.ndim == like.ndim for part in runs_of_tokens])
+    if alike and dtype.kind in "biufc" and (not inner or all([part.shape[1:] == inner for part in runs_of_tokens])):
         with contextlib.suppress(TypeError):  # a piece that is a view with gaps
-            return memory.join(parts, (laid.rows, laid.length, *inner), dtype)
+            return memory.join(runs_of_tokens, (laid.rows, laid.length, *inner), dtype)
     out = memory.empty((laid.rows, laid.length, *inner), like.dtype)
-    np.concatenate(parts, out=out.reshape(-1, *inner), casting="unsafe")
+    np.concatenate(runs_of_tokens, out=out.reshape(-1, *inner), casting="unsafe")
     return out
 
 
@@ -238,7 +238,7 @@ class _PackCursor(GroupCursor[Pack]):
             if not elements:
                 break
             taken, others, sizes = self._measure(elements)
-            placed = bins.place(sizes)  # all of several, or none of one
+            placed = bins.put(sizes)  # all of several, or none of one
             if placed < len(elements):
                 elements = elements[placed:]
                 break
@@ -271,7 +271,7 @@ class _PackCursor(GroupCursor[Pack]):
         self, bins: Bins, sequences: list[list[np.ndarray]], lengths: list[list[int]], loose: list[list[Any]]
     ) -> Block:
         """Return the rows of a group, in the order in which they are handed out."""
-        node, features, placed = self.node, self.features, bins.placement()
+        node, features, placed = self.node, self.features, bins.positions()
         rows, order = placed.rows, None
         if node.shuffle_bins:
             # Seeded by how many rows came before these.

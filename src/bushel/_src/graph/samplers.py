@@ -131,11 +131,11 @@ class IndexSampler:
 
     def record_keys(self, indices: np.ndarray) -> np.ndarray:
         """Return places in the source for many global indices."""
-        places = indices // self._shard_options.shard_count
+        positions = indices // self._shard_options.shard_count
         if self._shuffle:
             assert self._seed is not None
-            places = shuffle.shuffle(places, length=self.shard_size, seed=self._seed)
-        return int64.narrowed(epochs.first_epoch(places, length=self.shard_size)) + self._first
+            positions = shuffle.shuffle(positions, length=self.shard_size, seed=self._seed)
+        return int64.narrowed(epochs.first_epoch(positions, length=self.shard_size)) + self._first
 
     @property
     def endless(self) -> bool:
@@ -190,17 +190,17 @@ class Sampled(OneParentMap):
     as_records: bool = False
 
     def find_length(self) -> int:
-        shard, own = self.shard, self.own
-        if isinstance(own, IndexSampler):
-            inner = own._shard_options
+        shard, known_sampler = self.shard, self.known_sampler
+        if isinstance(known_sampler, IndexSampler):
+            inner = known_sampler._shard_options
             if (inner.shard_index, inner.shard_count) == (shard.shard_index, shard.shard_count):
-                return own.shard_length()
+                return known_sampler.shard_length()
         total = _find_length(self.sampler)
         over = 0 if shard.drop_remainder or total >= checks.INFINITE else shard.shard_count - 1 - shard.shard_index
         return (total + over) // shard.shard_count
 
     @functools.cached_property
-    def own(self) -> IndexSampler | SequentialSampler | None:
+    def known_sampler(self) -> IndexSampler | SequentialSampler | None:
         """The sampler if it is Bushel's, whose record keys are arithmetic; None for a user's, which is called."""
         for kind in (IndexSampler, SequentialSampler):
             if isinstance(self.sampler, kind) and type(self.sampler).__getitem__ is kind.__getitem__:
@@ -209,16 +209,18 @@ class Sampled(OneParentMap):
 
     def plan(self, indices: np.ndarray) -> Plan:
         numbers = self._numbers(indices)
-        if self.own is None:
+        if self.known_sampler is None:
             return _ChosenByUser(self, numbers.tolist())
-        keys = self.own.record_keys(numbers)
+        keys = self.known_sampler.record_keys(numbers)
         plan = self.parent.plan(keys)
-        return _WithMetadata(numbers.tolist(), keys.tolist(), self.own._seed, plan) if self.as_records else plan
+        return (
+            _WithMetadata(numbers.tolist(), keys.tolist(), self.known_sampler._seed, plan) if self.as_records else plan
+        )
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         numbers = self._numbers(indices)
-        if self.own is not None:
-            return made_of_one_each(self.own.record_keys(numbers))
+        if self.known_sampler is not None:
+            return made_of_one_each(self.known_sampler.record_keys(numbers))
         return made_of_one_each(int64.array([self.sampler[number].record_key for number in numbers.tolist()]))
 
     def _numbers(self, indices: np.ndarray) -> np.ndarray:

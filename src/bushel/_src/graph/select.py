@@ -200,8 +200,8 @@ class Chosen(Moved):
 
     def find_positions(self, indices: np.ndarray) -> np.ndarray:
         epoch, offset = int64.split(indices, self.length, to=self.parent.length)
-        places = pick_by_epoch(epoch, offset, lambda number, some: self.rule.pick(self.tables(number), some, number))
-        return places + epoch * self.parent.length
+        positions = pick_by_epoch(epoch, offset, lambda number, some: self.rule.pick(self.tables(number), some, number))
+        return positions + epoch * self.parent.length
 
     @property
     def epochs(self) -> Epochs:
@@ -345,38 +345,40 @@ def check_split_sizes(shares: Sequence[float]) -> SplitSizes:
     return SplitSizes(tuple(float(share) for share in given), counts=False)
 
 
-def split_by_position(node: MapNode, shares: SplitSizes, seed: int) -> list[MapNode]:
+def split_by_position(node: MapNode, split_sizes: SplitSizes, seed: int) -> list[MapNode]:
     """Return one node for each part, of single elements of `node`."""
-    edges = shares.find_edges(node.length)
-    shown = f"split({list(shares.given)}, seed={seed})"
+    edges = split_sizes.find_edges(node.length)
+    shown = f"split({list(split_sizes.given)}, seed={seed})"
     return [
         SplitPart(node, low, high, seed, f"{shown}[{number}]")
         for number, (low, high) in enumerate(itertools.pairwise(edges))
     ]
 
 
-def split_by_group(node: MapNode, groups: np.ndarray, shares: SplitSizes, seed: int, hashed: bool) -> list[MapNode]:
+def split_by_group(
+    node: MapNode, groups: np.ndarray, split_sizes: SplitSizes, seed: int, hashed: bool
+) -> list[MapNode]:
     """Return one node for each part. Elements with the same entry in `groups` are in the same part."""
     distinct, which = int64.find_distinct(groups)
     sizes = np.bincount(which, minlength=len(distinct))
     if hashed:
-        part_of_group = _choose_by_hash(distinct, shares, seed)
+        part_of_group = _choose_by_hash(distinct, split_sizes, seed)
     else:
-        part_of_group = _fill_in_order(sizes, shares, seed)
+        part_of_group = _fill_in_order(sizes, split_sizes, seed)
     parts = part_of_group[which]
-    found = np.bincount(parts, minlength=len(shares.given)).tolist()
-    shares.refuse_empty_parts(found, len(distinct))
-    column = Column((NodeValues(node, parts.astype(np.uint8 if len(shares.given) < 256 else np.int64)),))
-    return [choose(node, column, OfPart(number)) for number in range(len(shares.given))]
+    found = np.bincount(parts, minlength=len(split_sizes.given)).tolist()
+    split_sizes.refuse_empty_parts(found, f": there are {len(distinct):,} groups")
+    column = Column((NodeValues(node, parts.astype(np.uint8 if len(split_sizes.given) < 256 else np.int64)),))
+    return [choose(node, column, OfPart(number)) for number in range(len(split_sizes.given))]
 
 
-def _fill_in_order(sizes: np.ndarray, shares: SplitSizes, seed: int) -> np.ndarray:
+def _fill_in_order(sizes: np.ndarray, split_sizes: SplitSizes, seed: int) -> np.ndarray:
     """Return the part of each group: the groups are laid end to end in a shuffled order, and the middle of each
     decides.
 
     So a part is larger or smaller than its share by less than the largest group.
     """
-    edges = shares.find_edges(int(sizes.sum()))
+    edges = split_sizes.find_edges(int(sizes.sum()))
     count = len(sizes)
     order = shuffle.permute(np.arange(count), length=count, seed=seed) if count else np.arange(0)
     ends = np.cumsum(sizes[order])
@@ -386,12 +388,12 @@ def _fill_in_order(sizes: np.ndarray, shares: SplitSizes, seed: int) -> np.ndarr
     return parts
 
 
-def _choose_by_hash(distinct: np.ndarray, shares: SplitSizes, seed: int) -> np.ndarray:
+def _choose_by_hash(distinct: np.ndarray, split_sizes: SplitSizes, seed: int) -> np.ndarray:
     """Return the part of each group, by a hash of its value and the seed alone, so that it stays when groups are
     added.
     """
-    ends = np.cumsum(shares.given)
-    ends[max(np.flatnonzero(shares.given)) :] = np.inf  # rounding must leave no value without a part
+    ends = np.cumsum(split_sizes.given)
+    ends[max(np.flatnonzero(split_sizes.given)) :] = np.inf  # rounding must leave no value without a part
     parts = np.empty(len(distinct), dtype=np.int64)
     for low in range(0, len(distinct), _HASHED_AT_ONCE):
         values = distinct[low : low + _HASHED_AT_ONCE]
@@ -476,10 +478,10 @@ def warn_of_leak(node: MapNode) -> None:
 
 
 def _leaks(cut: reindex.Slice) -> bool:
-    """Return whether a slice is one piece of a dataset that is shuffled anew in every epoch, and not all of it."""
+    """Return whether a slice is one section of a dataset that is shuffled anew in every epoch, and not all of it."""
     reshuffled = cut.parent.epochs is not Epochs.SAME
-    piece = cut.step == 1 and 0 < cut.length < cut.parent.length
-    return reshuffled and piece and any(isinstance(step, reindex.Shuffle) for step in _list_steps(cut.parent))
+    is_section = cut.step == 1 and 0 < cut.length < cut.parent.length
+    return reshuffled and is_section and any(isinstance(step, reindex.Shuffle) for step in _list_steps(cut.parent))
 
 
 def _list_steps(node: MapNode) -> list[MapNode]:

@@ -251,7 +251,7 @@ class MixStream(SeveralStreams, Ordered):
     moves = True
 
     def open(self, opener: Opener) -> Cursor:
-        return _MixCursor(tuple(opener.part(part) for part in self.parts), self)
+        return _MixCursor(tuple(opener.open_part(part) for part in self.parts), self)
 
     def call(self) -> str:
         if self.keys is None:
@@ -262,7 +262,7 @@ class MixStream(SeveralStreams, Ordered):
 class _MixCursor(Cursor):
     def __init__(self, parents: tuple[Cursor, ...], node: MixStream):
         self.parents = parents
-        self.places = tuple(("parents", key) for key in node.keys or range(len(parents)))
+        self.state_paths = tuple(("parents", key) for key in node.keys or range(len(parents)))
         self.node = node
         self.index = 0
         self.stop = False
@@ -343,7 +343,7 @@ class ZipStream(SeveralStreams, Ordered):
             raise ValueError("At least one parent must be provided.")
 
     def open(self, opener: Opener) -> Cursor:
-        return _ZipCursor(tuple(opener.part(part) for part in self.parts), self, opener.skips)
+        return _ZipCursor(tuple(opener.open_part(part) for part in self.parts), self, opener.skips)
 
     @property
     def length(self) -> int | None:
@@ -360,7 +360,7 @@ class ZipStream(SeveralStreams, Ordered):
 class _ZipCursor(Cursor):
     def __init__(self, parents: tuple[Cursor, ...], node: ZipStream, skips: Skips | None):
         self.parents = parents
-        self.places = tuple(("parents", number) for number in range(len(parents)))
+        self.state_paths = tuple(("parents", number) for number in range(len(parents)))
         self.node = node
         self.skips = skips
         self.ended = False

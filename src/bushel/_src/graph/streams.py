@@ -47,15 +47,15 @@ class Opener(Protocol):
         """
         ...
 
-    def part(self, node: StreamNode) -> Cursor:
+    def open_part(self, node: StreamNode) -> Cursor:
         """Open one of several streams that are read side by side: each may be run by a worker of its own."""
         ...
 
-    def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
+    def open_users_dataset(self, dataset: Iterable[Any]) -> Iterator[Any]:
         """Return the iterator of a user's own dataset. The datasets that it draws from are part of this pipeline."""
         ...
 
-    def own_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
+    def open_users_dataset_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
         """Return another such iterator, to look something up: no worker computes for it, and its skips are not
         counted.
         """
@@ -162,7 +162,7 @@ class Ahead(OneParent):
 
     transparent = True
     moves = True
-    takes_a_place = False
+    counts_for_seeds = False
     keeps_length = True
 
     def call(self) -> str:
@@ -214,7 +214,7 @@ class ToDevice(OneParent):
     """What this process reads of each batch; None where each array of the parent goes to `where` as it is."""
 
     transparent = True
-    takes_a_place = False
+    counts_for_seeds = False
 
     @property
     def length(self) -> int | None:
@@ -248,7 +248,7 @@ class WithOptions(OneParent):
 
     options: DatasetOptions
 
-    transparent = True  # and it takes a place, in Grain it does: a seed after it would differ otherwise
+    transparent = True  # and it counts for seeds, as in Grain: a seed after it would differ otherwise
     moves = True
     keeps_length = True
 

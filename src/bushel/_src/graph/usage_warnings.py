@@ -113,14 +113,14 @@ class FilterWatch:
 
 def _list_filters(node: Node) -> list[Node]:
     """Return the operations before `node`, and itself, that drop elements. The last one comes first."""
-    own = [node] if isinstance(node, MapNode) and node.drops else []
-    return own + [found for parent in node.parents for found in _list_filters(parent)]
+    here = [node] if isinstance(node, MapNode) and node.drops else []
+    return here + [found for parent in node.parents for found in _list_filters(parent)]
 
 
 def _list_functions(node: Node) -> list[WithOperation]:
     """Return the operations before `node`, and itself, that run a function of the user's. The last one comes first."""
-    own = [node] if isinstance(node, WithOperation) else []
-    return own + [found for parent in node.parents for found in _list_functions(parent)]
+    here = [node] if isinstance(node, WithOperation) else []
+    return here + [found for parent in node.parents for found in _list_functions(parent)]
 
 
 if TYPE_CHECKING:

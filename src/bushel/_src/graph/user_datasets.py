@@ -32,7 +32,7 @@ class Custom(Node):
         return self.dataset._element_spec
 
     @property
-    def own_class(self) -> type | None:
+    def users_class(self) -> type | None:
         return type(self.dataset)
 
     def parameters(self) -> dict[str, Any]:
@@ -91,7 +91,9 @@ class CustomStream(Custom, StreamNode, Ordered):
     """A user's subclass of IterDataset as a node."""
 
     def open(self, opener: Opener) -> Cursor:
-        return IteratorCursor(opener.own(self.dataset), lambda: opener.own_apart(self.dataset))
+        return IteratorCursor(
+            opener.open_users_dataset(self.dataset), lambda: opener.open_users_dataset_apart(self.dataset)
+        )
 
 
 class IteratorCursor(Cursor):

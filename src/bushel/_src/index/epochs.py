@@ -67,41 +67,41 @@ def ranges(first: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRows:
-    """The parts of a batch that the devices of one process hold under one sharding.
+    """The shards of a batch that the devices of one process hold under one sharding.
 
-    >>> DeviceRows(count=4, parts=(0, 3)).rows(8).tolist()
+    >>> DeviceRows(count=4, shards=(0, 3)).rows(8).tolist()
     [0, 1, 6, 7]
     """
 
     count: int
-    """Into how many equal parts the rows are cut; 1 where every device has all rows."""
-    parts: tuple[int, ...]
-    """The parts of this process, in order, each once."""
+    """Into how many equal shards the rows are cut; 1 where every device has all rows."""
+    shards: tuple[int, ...]
+    """The shards of this process, in order, each once."""
 
     def rows(self, size: int) -> np.ndarray:
-        """Return the rows of these parts in a batch of `size` rows, which `count` must divide."""
+        """Return the rows of these shards in a batch of `size` rows, which `count` must divide."""
         length = size // self.count
-        return (np.array(self.parts, dtype=np.int64)[:, None] * length + np.arange(length)).ravel()
+        return (np.array(self.shards, dtype=np.int64)[:, None] * length + np.arange(length)).ravel()
 
 
-def divisor(shares: Sequence[DeviceRows]) -> int:
+def divisor(device_rows: Sequence[DeviceRows]) -> int:
     """Return the number that must divide the rows of a batch, so that all of these shardings can cut it.
 
     >>> divisor([DeviceRows(4, (0,)), DeviceRows(6, (0,)), DeviceRows(1, (0,))])
     12
     """
-    return math.lcm(*(share.count for share in shares))
+    return math.lcm(*(rows.count for rows in device_rows))
 
 
-def union_of_rows(shares: Sequence[DeviceRows], size: int) -> np.ndarray:
+def union_of_rows(device_rows: Sequence[DeviceRows], size: int) -> np.ndarray:
     """Return the rows of a batch that at least one of several shardings needs on this process, in order.
 
     >>> union_of_rows([DeviceRows(4, (1,)), DeviceRows(2, (1,))], 8).tolist()
     [2, 3, 4, 5, 6, 7]
     """
     needed = np.zeros(size, dtype=bool)
-    for share in shares:
-        needed[share.rows(size)] = True
+    for rows in device_rows:
+        needed[rows.rows(size)] = True
     return np.flatnonzero(needed)
 
 

@@ -35,8 +35,8 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
 def mixed_length(lengths: Sequence[int], weights: Sequence[int]) -> int:
     """Return how long the mixture runs before its first data set would repeat."""
     total = sum(weights)
-    shares = [length / (weight / total) for length, weight in zip(lengths, weights, strict=True)]
-    return min(INFINITE, int(min(shares)))
+    total_lengths = [length / (weight / total) for length, weight in zip(lengths, weights, strict=True)]
+    return min(INFINITE, int(min(total_lengths)))
 
 
 def mixed(k: Any, weights: Sequence[int], xp: ModuleType = np) -> tuple[Any, Any]:
@@ -54,11 +54,11 @@ def mixed(k: Any, weights: Sequence[int], xp: ModuleType = np) -> tuple[Any, Any
         raise ValueError(f"Under JAX a mixture has 32-bit words: weights must sum to at most 2**15, got {total}.")
     period, low = int64.split(k, total, to=total) if xp is np else divmod(k, total)
     if xp is np and total <= _TABULATED:
-        table, ranks, shares = _table(weights)
+        table, ranks, per_period = _table(weights)
         which, inside = table[low], ranks[low]
-        return which.astype(np.int64), period * shares[which] + inside
-    which, share, inside = _recurrence(low, weights, xp)
-    index = period * share + inside
+        return which.astype(np.int64), period * per_period[which] + inside
+    which, per_period, inside = _recurrence(low, weights, xp)
+    index = period * per_period + inside
     return (int64.narrowed(which), index) if xp is np else (which, index)
 
 
@@ -108,17 +108,17 @@ def _recurrence(low: Any, weights: Sequence[int], xp: ModuleType) -> tuple[Any, 
     if remaining > 3_000_000_000:  # its square would not fit 64 bits
         low = low.astype(object)
     high = low + 1
-    which = share = inside = xp.zeros_like(low)
+    which = per_period = inside = xp.zeros_like(low)
     for number, weight in enumerate(weights):
         next_low = low * (remaining - weight) // remaining
         next_high = high * (remaining - weight) // remaining
         count = high - next_high
         here = (low - next_low) != count
-        which, share = xp.where(here, number, which), xp.where(here, weight, share)
+        which, per_period = xp.where(here, number, which), xp.where(here, weight, per_period)
         inside = xp.where(here, count - 1, inside)
         remaining -= weight
         low, high = next_low, next_high
-    return which, share, inside
+    return which, per_period, inside
 
 
 def concatenated(i: Any, sizes: np.ndarray, ends: np.ndarray) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Packing as arithmetic: lengths of sequences in, places in rows of fixed length out. Tokens: graph/pack_stream.py.
+"""Packing as arithmetic: lengths of sequences in, positions in rows of fixed length out. Tokens: graph/pack_stream.py.
 
 Lengths are arrays of shape (sequences, features), since an element may have several sequences that must all fit the
 same row. A feature has a capacity: how long its rows are.
@@ -35,9 +35,9 @@ class Bins:
     """Rows that are being filled, all at the same time.
 
     >>> bins = Bins([10], 2)
-    >>> bins.place([[6, 7, 4, 3, 1]])  # the last one fits in no bin
+    >>> bins.put([[6, 7, 4, 3, 1]])  # the last one fits in no bin
     4
-    >>> bins.placement().rows.tolist(), bins.placement().starts[:, 0].tolist()
+    >>> bins.positions().rows.tolist(), bins.positions().starts[:, 0].tolist()
     ([0, 1, 0, 1], [0, 0, 6, 7])
 
     Args:
@@ -83,11 +83,11 @@ class Bins:
 
     @property
     def empty(self) -> int:
-        """How many rows hold none. So many sequences, at least, will still find a place."""
+        """How many rows hold none. So many sequences, at least, will still find a row."""
         return self._count - self._used
 
-    def place(self, columns: Sequence[Sequence[int]] | np.ndarray, first: int = 0) -> int:
-        """Return places sequences one after the other, and returns the number of the first that fits in no row.
+    def put(self, columns: Sequence[Sequence[int]] | np.ndarray, first: int = 0) -> int:
+        """Put sequences into rows, one after the other. Return the number of the first that fits in no row.
 
         No length may be above its capacity: see `too_long`.
 
@@ -98,15 +98,15 @@ class Bins:
         placed = len(self._rows)
         if self._has_one_number:
             lengths = columns[0].tolist() if isinstance(columns, np.ndarray) else columns[0]
-            (self._place_best if self._best else self._place_first)(lengths, first)
+            (self._put_best if self._best else self._put_first)(lengths, first)
         else:
-            self._place(np.asarray(columns, dtype=np.int64), first)
+            self._put(np.asarray(columns, dtype=np.int64), first)
         last = first + len(self._rows) - placed
         for mine, column in zip(self._lengths, columns):
             mine.extend(column[first:last])
         return last
 
-    def _place(self, columns: np.ndarray, first: int) -> None:
+    def _put(self, columns: np.ndarray, first: int) -> None:
         for number in range(first, columns.shape[1]):
             needs = columns[:, number]
             fits = np.all(self._free >= needs[:, None], axis=0)
@@ -123,7 +123,7 @@ class Bins:
     # With one feature, the room of a row is one number. Most of the time that packing takes is in these loops. NumPy
     # would take longer to look at all rows than Python takes to look at the few that count.
 
-    def _place_first(self, lengths: Sequence[int], first: int) -> None:
+    def _put_first(self, lengths: Sequence[int], first: int) -> None:
         """First fit, by a tree: an entry has the most room in the two entries below it, down to single rows."""
         room, rows, members, most, used = self._most_room, self._rows, self._members, self._most, self._used
         leaves = len(room) // 2
@@ -151,16 +151,16 @@ class Bins:
                 used += 1
         self._used = used
 
-    def _place_best(self, lengths: Sequence[int], first: int) -> None:
+    def _put_best(self, lengths: Sequence[int], first: int) -> None:
         """Best fit, by a sorted list. For each row that is not closed it has (room * number of rows + row)."""
         room, rows, members, most, used = self._sorted_room, self._rows, self._members, self._most, self._used
         count = self._count
         for number in range(first, len(lengths)):
             takes = lengths[number] * count
-            place = bisect.bisect_left(room, takes)
-            if place == len(room):
+            index = bisect.bisect_left(room, takes)
+            if index == len(room):
                 break
-            had = room.pop(place)
+            had = room.pop(index)
             row = had % count
             rows.append(row)
             members[row] += 1
@@ -174,8 +174,8 @@ class Bins:
         """Return the first of the rows with least room among those where it fits."""
         return int(np.where(fits, free, _MANY).argmin())
 
-    def placement(self) -> SequencePositions:
-        """Return where the sequences placed so far went."""
+    def positions(self) -> SequencePositions:
+        """Return where the sequences so far went."""
         rows = np.array(self._rows, dtype=np.int64)
         takes = np.array(self._lengths, dtype=np.int64)
         if self._alignments is not None:
@@ -193,7 +193,7 @@ _MANY = np.iinfo(np.int64).max
 
 
 def _make_tree(room: int, count: int) -> list[int]:
-    """Return a tree for `_place_first`: entry n is above the entries 2n and 2n + 1, and the last half are single
+    """Return a tree for `_put_first`: entry n is above the entries 2n and 2n + 1, and the last half are single
     rows.
     """
     leaves = 1 << (count - 1).bit_length()
@@ -209,7 +209,7 @@ def _up_to(lengths: np.ndarray, alignments: np.ndarray) -> np.ndarray:
 
 
 def too_long(lengths: np.ndarray, capacities: Sequence[int] | np.ndarray) -> int | None:
-    """Return the first sequence that is longer than a row in some feature; None if all can be placed."""
+    """Return the first sequence that is longer than a row in some feature; None if none is."""
     above = (lengths > np.asarray(capacities)).any(axis=1)
     return int(above.argmax()) if above.any() else None
 
@@ -240,12 +240,12 @@ def fit(
     first = row = 0
     while first < len(lengths):
         group = Bins(capacities, bins, strategy=strategy, alignments=alignments, most=most)
-        first = group.place(columns, first)
-        placed = group.placement()
+        first = group.put(columns, first)
+        placed = group.positions()
         parts.append(dataclasses.replace(placed, rows=placed.rows + row))
         row += group.used
     if not parts:
-        parts.append(Bins(capacities, bins).placement())
+        parts.append(Bins(capacities, bins).positions())
     return SequencePositions(*(np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES))
 
 

@@ -510,11 +510,11 @@ class ShardedSource(OrderedRecords):
             rows = take_rows(self.columns, address.record)
             return jax.lax.with_sharding_constraint(rows, NamedSharding(self.mesh, over))
 
-        def take_own_rows(columns: Tree, records: jax.Array) -> Tree:
+        def take_local_rows(columns: Tree, records: jax.Array) -> Tree:
             first = jax.lax.axis_index(self.axis) * (self.length // self.shards)
             return take_rows(columns, records - first)
 
-        gather = shard_map(take_own_rows, mesh=self.mesh, in_specs=(over, over), out_specs=over)
+        gather = shard_map(take_local_rows, mesh=self.mesh, in_specs=(over, over), out_specs=over)
         return gather(self.columns, address.record)
 
 

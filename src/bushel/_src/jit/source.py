@@ -371,7 +371,7 @@ def is_source(value: Any) -> bool:
 def find_specs(source: Source) -> tuple[Tree, Any]:
     """Return the shapes and dtypes of an element of any source, and of its mask.
 
-    Sources of ours know them. Another one is asked for an element, without computing it.
+    The sources of the library know them. Another one is asked for an element, without computing it.
     """
     get_specs = getattr(source, "_get_specs", None)
     if get_specs is not None:

@@ -118,7 +118,7 @@ class DataLoader(Generic[T]):
             data_source=loader_state.source_text(data_source),
             shard=shard,
             one_to_one=all(isinstance(operation, (tf.Map, *_WITH_GENERATOR)) for operation in operations),
-            own_operation=_find_users_operation(node),
+            users_operation=_find_users_operation(node),
         )
         if enable_profiling:
             node = WithOptions(node, DatasetOptions(execution_tracking_mode="stage_timing"))
@@ -332,13 +332,13 @@ def _find_users_operation(node: Node) -> str | None:
 
 
 def _check_length(sampled: Sampled, source: Any) -> None:
-    sampler, shard, own = sampled.sampler, sampled.shard, sampled.own
-    if isinstance(own, IndexSampler) and own.endless and not own.shard_size:
+    sampler, shard, known_sampler = sampled.sampler, sampled.shard, sampled.known_sampler
+    if isinstance(known_sampler, IndexSampler) and known_sampler.endless and not known_sampler.shard_size:
         raise ValueError(
             f"Shard {shard.shard_index} of {shard.shard_count} has no record to repeat without end: "
             f"{sampler!r} has fewer records than shards. Use fewer shards."
         )
-    if own is not None and own.num_records > len(source):
+    if known_sampler is not None and known_sampler.num_records > len(source):
         logger.warning("%r has more records than its source, which has %d: some come twice.", sampler, len(source))
 
 

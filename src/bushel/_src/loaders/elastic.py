@@ -244,8 +244,8 @@ def _take_shard(interleave: Interleave, shard: ShardOptions) -> Interleave:
             f"would have none. Use at most {count} hosts, or more datasets."
         )
     if isinstance(parts, MapNode):
-        share = Slice(parts, shard.shard_index, count, shard.shard_count)
-        return Interleave(share, interleave.cycle_length)
+        shard_of_parts = Slice(parts, shard.shard_index, count, shard.shard_count)
+        return Interleave(shard_of_parts, interleave.cycle_length)
     return Interleave(parts[shard.shard_index :: shard.shard_count], interleave.cycle_length)
 
 

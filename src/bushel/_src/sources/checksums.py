@@ -251,7 +251,7 @@ def _find_fast() -> Checksum | None:
         google = importlib.import_module("google_crc32c")
     except ImportError:
         return None
-    if google.implementation != "c":  # its Python code is as slow as ours
+    if google.implementation != "c":  # its Python code is as slow as that below
         return None
     value = google.value
     return lambda data: value(data if isinstance(data, bytes) else bytes(data))  # it accepts no other buffers
@@ -330,7 +330,7 @@ _NO_LENGTH, _CHANGES = _make_tables()
 _TABLE: list[int] = _CHANGES[-1].tolist()  # of the last byte: the usual table of the algorithm
 
 
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 _ENDING = ".checksums"
 
 
@@ -353,7 +353,7 @@ def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
     written = []
     for path in _find_files(paths, storage_options):
         file = file_access.open_file(path, storage_options)
-        found = {"size": file.size, "piece": _PIECE, "crc32": _compute_checksums(file)}
+        found = {"size": file.size, "piece": _CHUNK, "crc32": _compute_checksums(file)}
         folder, name = folders.open_parent(path + _ENDING, storage_options)
         folder.write(name, checked_files.json_bytes(found))
         written.append(path + _ENDING)
@@ -373,8 +373,8 @@ def check_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
             )
         for number, (was, now) in enumerate(zip(known["crc32"], _compute_checksums(file), strict=True)):
             if was != now:
-                low = number * _PIECE
-                high = min(low + _PIECE, file.size)
+                low = number * _CHUNK
+                high = min(low + _CHUNK, file.size)
                 raise DamagedFile(f"{file.name} is damaged: bytes {low} to {high} do not match their checksum.")
 
 
@@ -395,7 +395,7 @@ def _read_checksums(beside: File) -> dict[str, Any]:
         size, sums = known["size"], known["crc32"]
         if type(size) is not int or not isinstance(sums, list) or not all(type(one) is int for one in sums):
             raise ValueError("its entries are not numbers")
-        if known["piece"] != _PIECE or len(sums) != -(-size // _PIECE):
+        if known["piece"] != _CHUNK or len(sums) != -(-size // _CHUNK):
             raise ValueError("its sizes contradict each other")
     except (ValueError, KeyError) as error:
         raise DamagedFile(f"{beside.name} has no complete checksums: {error!r}. Write them again.") from error
@@ -403,4 +403,4 @@ def _read_checksums(beside: File) -> dict[str, Any]:
 
 
 def _compute_checksums(file: File) -> list[int]:
-    return [zlib.crc32(file.read(low, min(_PIECE, file.size - low))) for low in range(0, file.size, _PIECE)]
+    return [zlib.crc32(file.read(low, min(_CHUNK, file.size - low))) for low in range(0, file.size, _CHUNK)]

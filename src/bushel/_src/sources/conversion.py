@@ -241,20 +241,20 @@ def _make_checked_read(source: ArrayRecordDataSource) -> Read:
     """Return a function that reads records and checks hashes. The `array_record` package does it if it is installed:
     NumPy takes 80 ms for a megabyte.
     """
-    own, (path,) = _make_read(source), source.paths
+    read_unchecked, (path,) = _make_read(source), source.paths
     if is_url(path):
-        return own
+        return read_unchecked
     try:
         module = importlib.import_module("array_record.python.array_record_module")
         reader = module.ArrayRecordReader(path, "readahead_buffer_size:0")
     except (ImportError, RuntimeError):
-        return own
+        return read_unchecked
 
     def read(low: int, high: int) -> list[bytes]:
         try:
             return reader.read(low, high)
         except Exception:
-            return own(low, high)  # its error names the damaged record
+            return read_unchecked(low, high)  # its error names the damaged record
 
     return read
 
@@ -316,7 +316,7 @@ class _Reading:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _RecordPiece:
+class _RecordRange:
     """The records from `low` to `high` - 1 of a file, and the version of the file when they were counted."""
 
     path: str
@@ -334,10 +334,10 @@ class _RecordPiece:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Part:
-    """The work of one process: writes some pieces of the sources into one file."""
+    """The work of one process: writes some ranges of the sources into one file."""
 
     reading: _Reading
-    pieces: tuple[_RecordPiece, ...]
+    ranges: tuple[_RecordRange, ...]
     folder: Folder
     name: str
     kind: str
@@ -345,7 +345,7 @@ class _Part:
 
     @property
     def count(self) -> int:
-        return sum(piece.high - piece.low for piece in self.pieces)
+        return sum(record_range.high - record_range.low for record_range in self.ranges)
 
     def run(self) -> Iterator[int]:
         """Write the file. Yield the number of records of each step."""
@@ -430,7 +430,7 @@ def convert(
         check_old(find_shards(folder, text, names))
     ranges = _count_sources(found, reading)
     identity = _identify(ranges, reading, names)
-    total = sum(piece.high - piece.low for piece in ranges)
+    total = sum(record_range.high - record_range.low for record_range in ranges)
     made = Written(folder.path(text), tuple(folder.path(name) for name in names), total)
     if interrupted is not None:
         finish_switch(folder, text)
@@ -441,7 +441,7 @@ def convert(
     mark = shard_journals.make_mark()
     with discarding(folder, names, mark), folder.drafting():
         parts = [
-            _Part(reading, tuple(_split_pieces(ranges, low, high)), folder, name + mark, kind, verify)
+            _Part(reading, tuple(_split_ranges(ranges, low, high)), folder, name + mark, kind, verify)
             for name, low, high in zip(names, bounds, bounds[1:])
         ]
         with Progress(f"converting to {redact.base_name(text)}", total, unit="records", shown=progress) as bar:
@@ -479,10 +479,10 @@ def _exists_error(folder: Folder, names: list[str], old: list[str]) -> FileExist
     )
 
 
-def _identify(ranges: list[_RecordPiece], reading: _Reading, names: list[str]) -> str:
+def _identify(ranges: list[_RecordRange], reading: _Reading, names: list[str]) -> str:
     """Return a digest of what a conversion reads and writes."""
-    pieces = [[piece.version, piece.low, piece.high] for piece in ranges]
-    content = json.dumps([reading.kind, reading.round_floats, names, pieces], default=str)
+    described = [[record_range.version, record_range.low, record_range.high] for record_range in ranges]
+    content = json.dumps([reading.kind, reading.round_floats, names, described], default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -533,25 +533,25 @@ def _list_endings(formats: Iterable[str]) -> str:
     return f"one of {', '.join(f'.{name}' for name in formats)}"
 
 
-def _count_sources(found: list[record_files.Shard], reading: _Reading) -> list[_RecordPiece]:
+def _count_sources(found: list[record_files.Shard], reading: _Reading) -> list[_RecordRange]:
     """Return the records of each source. Several files are counted at the same time."""
 
-    def count_source(shard: record_files.Shard) -> _RecordPiece:
+    def count_source(shard: record_files.Shard) -> _RecordRange:
         version = reading.version(shard[0])
-        return _RecordPiece(shard[0], *record_files.resolve_shard(shard, reading.open(shard[0]).count()), version)
+        return _RecordRange(shard[0], *record_files.resolve_shard(shard, reading.open(shard[0]).count()), version)
 
     with concurrent.futures.ThreadPoolExecutor(min(_FILES_AT_ONCE, len(found))) as pool:
         return list(pool.map(count_source, found))
 
 
-def _split_pieces(ranges: list[_RecordPiece], low: int, high: int) -> Iterator[_RecordPiece]:
-    """Yield the pieces of the sources that hold the records from `low` to `high` - 1."""
+def _split_ranges(ranges: list[_RecordRange], low: int, high: int) -> Iterator[_RecordRange]:
+    """Yield the ranges of the sources that hold the records from `low` to `high` - 1."""
     begin = 0
-    for piece in ranges:
-        count = piece.high - piece.low
+    for record_range in ranges:
+        count = record_range.high - record_range.low
         first, last = max(low - begin, 0), min(high - begin, count)
         if first < last:
-            yield dataclasses.replace(piece, low=piece.low + first, high=piece.low + last)
+            yield dataclasses.replace(record_range, low=record_range.low + first, high=record_range.low + last)
         begin += count
 
 
@@ -605,16 +605,18 @@ def _write_part(part: _Part) -> Iterator[int]:
 
 def _read_part(part: _Part) -> Iterator[list[bytes]]:
     """Yield the records of a part, in blocks."""
-    for piece in part.pieces:
-        left = piece.high - piece.low
-        found = part.reading.open(piece.path)
-        piece.check(part.reading)
-        for block in found.read_blocks(piece.low, piece.high):
+    for record_range in part.ranges:
+        left = record_range.high - record_range.low
+        found = part.reading.open(record_range.path)
+        record_range.check(part.reading)
+        for block in found.read_blocks(record_range.low, record_range.high):
             left -= len(block)
             yield block
-        piece.check(part.reading)
+        record_range.check(part.reading)
         if left:
-            raise DamagedFile(f"{redact.show(piece.path)} has changed while it was read: it has {left} records less.")
+            raise DamagedFile(
+                f"{redact.show(record_range.path)} has changed while it was read: it has {left} records less."
+            )
 
 
 def _verify(part: _Part, digest: int) -> None:

@@ -28,7 +28,7 @@ _END_S = 5.0
 
 
 class WorkerJob(Protocol):
-    """A piece of work that can be pickled."""
+    """Work that can be pickled."""
 
     def run(self) -> Iterator[int]:
         """Do the work. Yield the amount of each step."""
@@ -82,11 +82,13 @@ class _JobWorker:
     """One worker process, seen from the process that started it."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            self.connection = Connection(os.dup(ours.fileno()))
-            code = f"from bushel._src.sources import conversion_workers; conversion_workers.serve({theirs.fileno()})"
-            self._process: subprocess.Popen[bytes] = background.start_python(code, theirs.fileno())
+        parents_end, childs_end = socket.socketpair()
+        with parents_end, childs_end:
+            self.connection = Connection(os.dup(parents_end.fileno()))
+            code = (
+                f"from bushel._src.sources import conversion_workers; conversion_workers.serve({childs_end.fileno()})"
+            )
+            self._process: subprocess.Popen[bytes] = background.start_python(code, childs_end.fileno())
         self._job: WorkerJob | None = None
 
     def begin(self, job: WorkerJob) -> None:

@@ -27,7 +27,7 @@ from bushel._src.sources.handle_pool import HandlePool
 from bushel._src.sources.local_files import File
 
 _IDLE_AT_MOST = 32
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 _ZSTD_MOST_BITS = 15  # 4 bytes can stand for 128 KiB at most: 2**15 bytes for each byte
 
 
@@ -89,17 +89,17 @@ def _decompress_bounded(decompressor: Any, data: bytes | memoryview, size: int) 
 
 
 def _decompress_unstated(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
-    """Decompress a frame that does not state its size, piece by piece."""
+    """Decompress a frame that does not state its size, chunk by chunk."""
     wanted = size or size_limits.get_limits().record_bytes
     size_limits.check_record(wanted)
-    pieces, got = [], 0
+    chunks, got = [], 0
     with decompressor.stream_reader(data) as reader:
-        while got <= wanted and (piece := reader.read(min(_PIECE, wanted + 1 - got))):
-            pieces.append(piece)
-            got += len(piece)
+        while got <= wanted and (chunk := reader.read(min(_CHUNK, wanted + 1 - got))):
+            chunks.append(chunk)
+            got += len(chunk)
     if got > wanted:
         raise size_limits.record_too_large() if not size else ValueError(f"it has more than the stated {size} bytes")
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 _zstd_decoders = HandlePool(_make_zstd_decoder, _IDLE_AT_MOST)
@@ -140,14 +140,14 @@ def decompress_brotli(data: bytes | memoryview, size: int) -> bytes:
     """Decompress Brotli data to `size` bytes."""
     size_limits.check_record(size)
     decompressor = import_package("brotli", "brotli", "Files compressed with Brotli").Decompressor()
-    pieces, given, left = [], bytes(data), size + 1
+    chunks, given, left = [], bytes(data), size + 1
     try:
         while left > 0:
-            piece = decompressor.process(given, output_buffer_limit=min(left, _PIECE))
-            if not piece and decompressor.can_accept_more_data():
+            chunk = decompressor.process(given, output_buffer_limit=min(left, _CHUNK))
+            if not chunk and decompressor.can_accept_more_data():
                 break
-            pieces.append(piece)
-            given, left = b"", left - len(piece)
+            chunks.append(chunk)
+            given, left = b"", left - len(chunk)
             if decompressor.is_finished():
                 break
     except TypeError as error:
@@ -156,7 +156,7 @@ def decompress_brotli(data: bytes | memoryview, size: int) -> bytes:
         raise ValueError(f"it has more than the stated {size} bytes")
     if not decompressor.is_finished():
         raise ValueError("the compressed data ends early")
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 def decompress_snappy(data: bytes | memoryview, size: int) -> bytes:
@@ -184,7 +184,7 @@ ENDINGS = (".gz", ".zst", ".bz2", ".xz")
 """What follows the ending of the format in the names of compressed files."""
 
 _WINDOW = 4 << 20
-_FILE_PIECE = 4 << 20  # the most bytes that are decompressed at once
+_FILE_CHUNK = 4 << 20  # the most bytes that are decompressed at once
 _ZSTD_STEP = 4096  # the package `zstandard` knows no limit: so many bytes become 128 MiB at most
 _LEVELS = 2  # a compressed file that a server has compressed once more
 
@@ -266,7 +266,7 @@ class _Gzip(_MemberDecoder):
         self._inflate = zlib.decompressobj(wbits=31)
 
     def decompress(self, data: bytes) -> bytes:
-        found = self._inflate.decompress(self.rest + data, _FILE_PIECE)
+        found = self._inflate.decompress(self.rest + data, _FILE_CHUNK)
         self.ended = self._inflate.eof
         self.rest = self._inflate.unused_data if self.ended else self._inflate.unconsumed_tail
         return found
@@ -279,7 +279,7 @@ class _Standard(_MemberDecoder):
         self._decompressor = decompressor
 
     def decompress(self, data: bytes) -> bytes:
-        found = self._decompressor.decompress(data, _FILE_PIECE)
+        found = self._decompressor.decompress(data, _FILE_CHUNK)
         self.ended = self._decompressor.eof
         self.rest = self._decompressor.unused_data if self.ended else b""
         return found
@@ -322,14 +322,14 @@ _DECODERS: dict[str, Callable[[], _MemberDecoder]] = {
 def _decompress(file: File, kind: str) -> bytes:
     """Return the content of a file with any number of members, one after the other."""
     limit = size_limits.get_limits().record_bytes
-    pieces: list[bytes] = []
-    size = place = 0
+    chunks: list[bytes] = []
+    size = position = 0
     decoder = _DECODERS[kind]()
     with Progress(f"decompressing {redact.base_name(file.name)}", file.size, unit="B", delay_s=1) as bar:
         given = b""
         while True:
             try:
-                piece = decoder.decompress(given)
+                chunk = decoder.decompress(given)
             except (zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, *_zstd_errors()) as error:
                 if "memory" in str(error).lower():
                     raise TooLarge(
@@ -339,8 +339,8 @@ def _decompress(file: File, kind: str) -> bytes:
                     f"{file.name} is damaged: its {kind} data cannot be decompressed ({error})."
                 ) from error
             given = b""
-            pieces.append(piece)
-            size += len(piece)
+            chunks.append(chunk)
+            size += len(chunk)
             if size > limit:
                 too_large = size_limits.record_too_large()
                 raise TooLarge(
@@ -348,30 +348,30 @@ def _decompress(file: File, kind: str) -> bytes:
                 )
             if decoder.ended:
                 rest = decoder.rest
-                while not rest.strip(b"\0") and place < file.size:  # padding, or the end of the window
-                    rest, place = _read_window(file, place)
+                while not rest.strip(b"\0") and position < file.size:  # padding, or the end of the window
+                    rest, position = _read_window(file, position)
                 rest = rest.lstrip(b"\0")
                 if not rest:
-                    return b"".join(pieces)
-                if len(rest) < 16 and place < file.size:
-                    more, place = _read_window(file, place)
+                    return b"".join(chunks)
+                if len(rest) < 16 and position < file.size:
+                    more, position = _read_window(file, position)
                     rest += more
                 if not _MAGIC[kind].match(rest):
                     raise DamagedFile(
                         f"{file.name} is damaged: behind its {kind} data are bytes that are not {kind} data."
                     )
                 decoder, given = _DECODERS[kind](), rest
-            elif not piece and not decoder.rest:
-                if place == file.size:
+            elif not chunk and not decoder.rest:
+                if position == file.size:
                     raise DamagedFile(f"{file.name} is damaged: its {kind} data end early. It may have been cut short.")
-                given, place = _read_window(file, place)
-                bar.show(place)
+                given, position = _read_window(file, position)
+                bar.show(position)
 
 
-def _read_window(file: File, place: int) -> tuple[bytes, int]:
+def _read_window(file: File, position: int) -> tuple[bytes, int]:
     """Return the next bytes of a file, and the place behind them."""
-    length = min(_WINDOW, file.size - place)
-    return file.read(place, length), place + length
+    length = min(_WINDOW, file.size - position)
+    return file.read(position, length), position + length
 
 
 def _zstd_errors() -> tuple[type[Exception], ...]:

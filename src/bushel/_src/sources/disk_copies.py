@@ -20,8 +20,8 @@ from bushel._src.sources.remote_requests import get_threads
 
 T = TypeVar("T")
 
-_PIECE_BYTES = 4 << 20
-_PIECES_AT_ONCE = 4
+_CHUNK_BYTES = 4 << 20
+_CHUNKS_AT_ONCE = 4
 _warned_folders: set[str] = set()
 """Folders for which the warning about files without a version was given."""
 _REQUESTS = 64
@@ -126,7 +126,7 @@ class CachedFile(File):
         """
         if os.path.exists(self._path):
             return None, None
-        own = f"{self._path}.part"
+        path_of_draft = f"{self._path}.part"
         copies: list[tuple[int, int, str]] = []
         filled: dict[str, int] = {}
         for entry in os.scandir(self._folder):
@@ -135,19 +135,19 @@ class CachedFile(File):
                     copies.append((entry.stat().st_atime_ns, entry.stat().st_size, entry.path))
                 elif entry.name.endswith(".part") and _is_being_filled(entry.path):
                     filled[entry.path] = entry.stat().st_size
-        if own in filled:
-            return own, None
+        if path_of_draft in filled:
+            return path_of_draft, None
         if self._limit is not None:
             room = self._limit - self.size - sum(filled.values())
             if room < 0:
                 return next(iter(filled)), None
             _make_room(copies, room)
-        part = open(own, "wb", buffering=0)  # noqa: SIM115
+        part = open(path_of_draft, "wb", buffering=0)  # noqa: SIM115
         fcntl.flock(part, fcntl.LOCK_EX)
         try:
             part.truncate(self.size)
         except OSError as error:
-            os.unlink(own)
+            os.unlink(path_of_draft)
             raise self._no_room_error(error) from error
         return None, part
 
@@ -155,10 +155,10 @@ class CachedFile(File):
         with part:
             try:
                 with Progress(f"copying {redact.base_name(self.name)}", self.size, unit="B", delay_s=1) as bar:
-                    pieces = range(0, self.size, _PIECE_BYTES)
-                    for first in range(0, len(pieces), _PIECES_AT_ONCE):
+                    chunks = range(0, self.size, _CHUNK_BYTES)
+                    for first in range(0, len(chunks), _CHUNKS_AT_ONCE):
                         threads = get_threads("bushel-copies", _REQUESTS)
-                        for data in threads.map(self._read_piece, pieces[first : first + _PIECES_AT_ONCE]):
+                        for data in threads.map(self._read_chunk, chunks[first : first + _CHUNKS_AT_ONCE]):
                             self._write(part, data)
                             bar.show(part.tell())
                 self._file.check_unchanged()  # otherwise the copy could be half of one object and half of another
@@ -176,8 +176,8 @@ class CachedFile(File):
             finally:
                 fcntl.flock(part, fcntl.LOCK_UN)  # a process that was forked meanwhile holds the same lock
 
-    def _read_piece(self, start: int) -> bytes:
-        return self._file.read(start, min(_PIECE_BYTES, self.size - start))
+    def _read_chunk(self, start: int) -> bytes:
+        return self._file.read(start, min(_CHUNK_BYTES, self.size - start))
 
     def _write(self, part: IO[bytes], data: bytes) -> None:
         left = memoryview(data)

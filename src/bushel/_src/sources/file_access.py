@@ -173,10 +173,10 @@ def translate_pattern(pattern: str) -> str:
 def _translate_part(part: str) -> str:
     """Return the part between two slashes of a pattern, as a regular expression."""
     parts = {"*": "[^/]*", "?": "[^/]"}
-    pieces = re.split(r"(\*|\?|\[(?!!\])[^\]]+\])", re.sub(r"\*+", "*", part))
+    sections = re.split(r"(\*|\?|\[(?!!\])[^\]]+\])", re.sub(r"\*+", "*", part))
     return "".join(
-        parts.get(piece) or (_translate_choice(piece[1:-1]) if number % 2 else re.escape(piece))
-        for number, piece in enumerate(pieces)
+        parts.get(section) or (_translate_choice(section[1:-1]) if number % 2 else re.escape(section))
+        for number, section in enumerate(sections)
     )
 
 

@@ -18,7 +18,7 @@ from bushel._src.sources.shard_journals import final_name
 
 T = TypeVar("T")
 
-_OURS = ("timeout_s", "retries", "cache_dir", "cache_bytes")
+_BUSHELS_OPTIONS = ("timeout_s", "retries", "cache_dir", "cache_bytes")
 _RETRIES = 8
 _LONGEST_PAUSE_S = 10
 _CHECK_S = 60
@@ -44,7 +44,7 @@ def connect(url: str, settings: dict[str, Any]) -> tuple[Any, str]:
 
 def driver_options(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the options without those that Bushel itself uses."""
-    return {key: value for key, value in settings.items() if key not in _OURS}
+    return {key: value for key, value in settings.items() if key not in _BUSHELS_OPTIONS}
 
 
 def call_with_retries(call: Callable[[], T], url: str, settings: dict[str, Any], deed: str = "read") -> T:

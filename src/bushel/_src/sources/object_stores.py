@@ -92,7 +92,7 @@ def is_panic(failure: BaseException) -> bool:
 def is_worth_repeating(failure: BaseException) -> bool:
     """Return whether a connection broke and obstore did not repeat the request, because it may have been done.
 
-    Every request of ours can be done twice. So we repeat it, an upload as a whole.
+    Every request that Bushel makes can be done twice. So it is repeated, an upload as a whole.
     """
     text = str(failure)
     return is_unclear_upload(failure) or (bool(_BROKEN.search(first_line(failure))) and not _REPEATED.search(text))

@@ -68,10 +68,10 @@ def paths_type_error(given: Any) -> TypeError:
 
 def get_cache_folder() -> str:
     """Return the folder for files that Bushel keeps between runs."""
-    own = os.environ.get("BUSHEL_CACHE_DIR")
-    if own and is_url(own):
+    chosen = os.environ.get("BUSHEL_CACHE_DIR")
+    if chosen and is_url(chosen):
         raise ValueError(
-            f"BUSHEL_CACHE_DIR must name a local folder, because Bushel maps its files; it is {redact.show(own)!r}. "
+            f"BUSHEL_CACHE_DIR must name a local folder, because Bushel maps its files; it is {redact.show(chosen)!r}. "
             "To keep `ds.cache`, columns or statistics in a store, pass its address as their own folder."
         )
-    return own or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bushel")
+    return chosen or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bushel")

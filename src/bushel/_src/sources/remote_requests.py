@@ -31,10 +31,10 @@ def merge_ranges(starts: np.ndarray, lengths: np.ndarray) -> tuple[list[int], li
     begins = starts[order]
     ends = begins + lengths[order]
     apart = np.append(0, np.flatnonzero(begins[1:] > np.maximum.accumulate(ends)[:-1] + _MERGE_BYTES) + 1)
-    # A group of near ranges is cut where a range begins in another piece of the group than the range before it.
+    # A group of near ranges is cut where a range begins in another section of the group than the range before it.
     group = apart.searchsorted(np.arange(len(order)), "right") - 1
-    piece = (begins - begins[apart][group]) // _MERGED_BYTES
-    first = np.append(0, np.flatnonzero(np.diff(group) | np.diff(piece)) + 1)
+    section = (begins - begins[apart][group]) // _MERGED_BYTES
+    first = np.append(0, np.flatnonzero(np.diff(group) | np.diff(section)) + 1)
     which = np.empty(len(order), np.int64)
     which[order] = first.searchsorted(np.arange(len(order)), "right") - 1
     return begins[first].tolist(), np.maximum.reduceat(ends, first).tolist(), which.tolist()

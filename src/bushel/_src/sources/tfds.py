@@ -182,16 +182,16 @@ def _parse_template(template: str, entry: JsonEntry) -> list[tuple[str, str]]:
     """Parse a template into pairs: a text, and the name of the field after it. Fields may have no format."""
     known = ("DATASET", "SPLIT", "FILEFORMAT", "SHARD_X_OF_Y", "SHARD_INDEX", "NUM_SHARDS")
     try:
-        pieces = list(string.Formatter().parse(template))
+        fields = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise damaged_json_error(f"{entry.where} is not a template of file names ({error}).") from None
-    for _, field, width, conversion in pieces:
+        raise entry.wrong(f"is not a template of file names ({error})") from None
+    for _, field, width, conversion in fields:
         if (field is not None and field not in known) or width or conversion:
             raise damaged_json_error(
                 f"{entry.where} is not a template of file names: its fields may be {', '.join(known)}, without a "
                 "format."
             )
-    return [(literal, field or "") for literal, field, _, _ in pieces]
+    return [(literal, field or "") for literal, field, _, _ in fields]
 
 
 def _is_inside(name: str) -> bool:

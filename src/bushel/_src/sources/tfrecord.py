@@ -225,7 +225,7 @@ def length_error(name: str, record: int, beginning: bytes) -> DamagedFile:
 
 
 _WINDOW = 1 << 20
-_PIECE = 4 << 20  # the most bytes that are decompressed at once
+_CHUNK = 4 << 20  # the most bytes that are decompressed at once
 _GIVEN_UP = -1  # the position after a damaged length: the place of the next record is unknown
 _ONLY_LENGTH = struct.Struct("<Q")
 
@@ -278,7 +278,7 @@ class _InflatedBytes(_FileBytes):
         self._read = 0  # how many bytes of the file were read
         self._waiting = b""  # bytes that were read, and not decompressed yet
         self._held_back = False  # whether zlib may return more bytes without more input
-        self._at = 0  # the place of `_ahead` in the decompressed data
+        self._at = 0  # the position of `_ahead` in the decompressed data
         self._ahead = b""
 
     def fill(self, start: int, wanted: int) -> bytes:
@@ -286,25 +286,25 @@ class _InflatedBytes(_FileBytes):
             self._restart()
         skipped = min(start - self._at, len(self._ahead))
         self._ahead, self._at = self._ahead[skipped:], self._at + skipped
-        pieces, have = [self._ahead], len(self._ahead)
+        chunks, have = [self._ahead], len(self._ahead)
         while self._at < start or have < wanted:
             try:
-                piece = self._decompress_more()
+                chunk = self._decompress_more()
             except BaseException:
-                self._restart()  # otherwise the pieces so far would be missing in the next call
+                self._restart()  # otherwise the chunks so far would be missing in the next call
                 raise
-            if piece is None:
+            if chunk is None:
                 break
-            if self._at < start:  # all bytes before this piece were skipped already
-                skipped = min(start - self._at, len(piece))
-                piece, self._at = piece[skipped:], self._at + skipped
-            pieces.append(piece)
-            have += len(piece)
-        self._ahead = b"".join(pieces)
+            if self._at < start:  # all bytes before this chunk were skipped already
+                skipped = min(start - self._at, len(chunk))
+                chunk, self._at = chunk[skipped:], self._at + skipped
+            chunks.append(chunk)
+            have += len(chunk)
+        self._ahead = b"".join(chunks)
         return self._ahead
 
     def _decompress_more(self) -> bytes | None:
-        """Return the next piece of the decompressed data, of bounded size; None at the end."""
+        """Return the next chunk of the decompressed data, of bounded size; None at the end."""
         file = self._file
         if not self._waiting and not self._held_back:
             if self._read == file.size:
@@ -316,13 +316,13 @@ class _InflatedBytes(_FileBytes):
         if self._inflate.eof:  # a file may consist of several compressed files, one after the other
             self._inflate = zlib.decompressobj(wbits=47)
         try:
-            piece = self._inflate.decompress(self._waiting, _PIECE)
+            chunk = self._inflate.decompress(self._waiting, _CHUNK)
         except zlib.error as error:
             near = self._read - len(self._waiting)
             raise DamagedFile(f"{file.name}: its compressed data is damaged near byte {near} ({error}).") from error
         self._waiting = self._inflate.unused_data or self._inflate.unconsumed_tail
-        self._held_back = len(piece) == _PIECE and not self._inflate.eof
-        return piece
+        self._held_back = len(chunk) == _CHUNK and not self._inflate.eof
+        return chunk
 
 
 class TFRecordReader(SequentialReader):

@@ -129,9 +129,9 @@ def _read_shards(folder: Folder, shard: ShardOptions) -> dict[int, Any] | None:
     None where the file of this process was saved by the same host of as many, or where no shard has a file: then that
     file is to be restored, which also holds the order in which the shards take turns.
     """
-    own = folder / file_name()
-    if own.exists():
-        state = parse_state(_text(own))
+    path = folder / file_name()
+    if path.exists():
+        state = parse_state(_text(path))
         saved_by = state.get(SHARD_INDEX), state.get(SHARD_COUNT)
         if saved_by in ((shard.shard_index, shard.shard_count), (None, None)):
             return None
@@ -146,9 +146,9 @@ def read(folder: Folder, *, any_process: bool = False) -> str:
 
     Raises ValueError where there is none.
     """
-    own = folder / file_name()
-    if own.exists():
-        return _text(own)
+    path = folder / file_name()
+    if path.exists():
+        return _text(path)
     others = sorted(path for path in folder.iterdir() if path.name.startswith("process_") and path.suffix == ".json")
     if others and any_process:
         text = _text(others[0])
@@ -160,7 +160,7 @@ def read(folder: Folder, *, any_process: bool = False) -> str:
         return text
     there = ", ".join(path.name for path in others)
     raise ValueError(
-        f"File {own} does not exist. "
+        f"File {path} does not exist. "
         + (
             f"There are {there}: this was saved by another number of processes, each with a position of its own. "
             "Restore with as many, or use an ElasticIterator or `to_device` with a sharding over all processes: their "

@@ -136,7 +136,7 @@ def _in_full(node: Node, memo: Memo, trust_source: bool, method: str) -> list[An
 def _data_in_full(node: Node, parameters: str, memo: Memo, trust_source: bool, method: str) -> str:
     if isinstance(node, (SourceNode, RecordStream)):
         subject = node.source
-    elif node.own_class is not None and not node.parents:
+    elif node.users_class is not None and not node.parents:
         subject = cast(Custom, node).dataset
     else:
         return parameters
@@ -188,12 +188,12 @@ def _identify_node(node: Node, memo: Memo) -> tuple[str, str, str, dict[str, Exa
             functions[name] = known
         else:
             parameters[name] = value
-    if node.own_class is not None:
-        functions["class"] = examine(node.own_class, memo=memo)
-    own_source = node.own_class is not None and not node.parents
-    values = examine(name_of(type(node)), parameters, memo=memo, sampled=own_source, name="parameters")
-    if own_source and callable(own := getattr(cast(Custom, node).dataset, "fingerprint", None)):
-        values = examine(name_of(type(node)), own(), memo=memo, name="fingerprint")
+    if node.users_class is not None:
+        functions["class"] = examine(node.users_class, memo=memo)
+    is_users_source = node.users_class is not None and not node.parents
+    values = examine(name_of(type(node)), parameters, memo=memo, sampled=is_users_source, name="parameters")
+    if is_users_source and callable(find_fingerprint := getattr(cast(Custom, node).dataset, "fingerprint", None)):
+        values = examine(name_of(type(node)), find_fingerprint(), memo=memo, name="fingerprint")
     return node.call(), values.digest, _with_details(functions), {**functions, "parameters": values}
 
 
@@ -257,9 +257,9 @@ def _list_changes(saved: str, current: str) -> str:
 
 def fingerprint(source: Any) -> Any:
     """Return what tells the data of a source from other data, without reading all of it."""
-    own = getattr(source, "fingerprint", None)
-    if callable(own):
-        return [_name_source(source), own()]
+    find_fingerprint = getattr(source, "fingerprint", None)
+    if callable(find_fingerprint):
+        return [_name_source(source), find_fingerprint()]
     if isinstance(source, (list, tuple, dict, str, bytes, range, np.ndarray)):
         return source
     if is_in_memory(source):
@@ -343,8 +343,8 @@ def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
         return _examine_iterable(subject, memo)
     if callable(in_full):
         return examine(name, in_full(), memo=memo, name="data"), ""
-    if callable(own := getattr(subject, "fingerprint", None)):
-        return examine(name, own(), memo=memo, name="fingerprint"), ""
+    if callable(find_fingerprint := getattr(subject, "fingerprint", None)):
+        return examine(name, find_fingerprint(), memo=memo, name="fingerprint"), ""
     if isinstance(subject, (list, tuple, dict, str, bytes, range, np.ndarray)):
         found = examine(subject, memo=memo, name="data")
         return found, _find_problem(found)
@@ -361,8 +361,8 @@ def examine_data(subject: Any, *, memo: Memo) -> tuple[Examination, str]:
         found = examine(name, subject, memo=memo, name=name)
         return found, _find_problem(found)
     attributes = attributes_of(subject)
-    own_class = type(subject) if is_users_code(type(subject)) else None
-    found = examine(name, attributes, memo=memo, name=name, class_of=own_class)
+    users_class = type(subject) if is_users_code(type(subject)) else None
+    found = examine(name, attributes, memo=memo, name=name, class_of=users_class)
     if not is_users_code(type(subject)):
         kind = type(subject)
         return found, f"{kind.__module__.partition('.')[0]}.{kind.__name__} has no fingerprint"
@@ -517,8 +517,8 @@ def _describe_dataset(value: Any) -> Any:
     if node is not None:
         return _describe_node(node)
     name = find_name(type(value))
-    own = None if name is None else getattr(value, "fingerprint", None)
-    return [name, getattr(value, "fingerprint_in_full", own)()] if callable(own) else None
+    find_fingerprint = None if name is None else getattr(value, "fingerprint", None)
+    return [name, getattr(value, "fingerprint_in_full", find_fingerprint)()] if callable(find_fingerprint) else None
 
 
 def _describe_node(node: Node) -> list[Any]:

@@ -117,7 +117,7 @@ class LoaderFacts:
     shard: ShardOptions
     one_to_one: bool
     """Whether every record becomes one element."""
-    own_operation: str | None = None
+    users_operation: str | None = None
     """An operation of the user's own, from an iterator of records to another; None where there is none.
 
     It may keep records for later, as packing does. Grain's state says how many records it has read, and not which of
@@ -169,8 +169,8 @@ def _excerpt(text: Any) -> str:
 
 def to_grain_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, Any]:
     """Return the position of a stream as Grain's DataLoader without workers would write it."""
-    if facts.own_operation is not None:
-        return {**position, _WORKERS: _REFUSAL_IN_GRAIN.format(facts.own_operation)}
+    if facts.users_operation is not None:
+        return {**position, _WORKERS: _REFUSAL_IN_GRAIN.format(facts.users_operation)}
     if set(position) != {_NEXT}:
         return position  # with a FlatMap, Grain also writes the state of the stream itself
     shard = facts.shard
@@ -248,10 +248,10 @@ class reading_position:
 
 
 def _check_users_operation(facts: LoaderFacts) -> None:
-    if facts.own_operation is not None:
+    if facts.users_operation is not None:
         raise StateMismatch(
-            f"This state was written by Grain. It says how many records {facts.own_operation} has read, but not which "
-            "of them the operation still keeps, so the elements that come next are not known. Finish this run in "
+            f"This state was written by Grain. It says how many records {facts.users_operation} has read, but not "
+            "which of them the operation still keeps, so the elements that come next are not known. Finish this run in "
             "Grain, or begin an epoch anew. If the operation keeps no record between two elements, pass check=False "
             "to set_state: the operation then begins anew at this position, as it does in Grain."
         )

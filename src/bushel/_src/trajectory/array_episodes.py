@@ -84,8 +84,8 @@ class ArrayEpisodes:
         number = int(self._numbers[place])
         trajectory = self._layout.read(number)
         length = len(trajectory["language_instruction"])  # which every layout has
-        own = {"_len": np.full(length, length, np.int32), "_traj_index": np.full(length, number, np.int64)}
-        return {**trajectory, **own, "_frame_index": np.arange(length, dtype=np.int32)}
+        numbers = {"_len": np.full(length, length, np.int32), "_traj_index": np.full(length, number, np.int64)}
+        return {**trajectory, **numbers, "_frame_index": np.arange(length, dtype=np.int32)}
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Tree]:
         """Return the episodes at `indices`."""
@@ -444,31 +444,31 @@ class _Npz(EpisodeLayout):
         lengths = {key: len(array) for key, array in arrays.items() if array.ndim}
         if not lengths:
             raise ValueError(f"{where} has no arrays with an axis of steps; it has {sorted(arrays)}.")
-        main = next((key for key in arrays if _place(key) == ("action",) and key in lengths), next(iter(lengths)))
+        main = next((key for key in arrays if _split_key(key) == ("action",) and key in lengths), next(iter(lengths)))
         length = lengths[main]
         leaves: dict[tuple[str, ...], Any] = {}
         for key, array in arrays.items():
             if array.ndim == 0:
                 repeated = np.repeat(array[None], length)
-                leaves[_place(key)] = read_numbers(repeated, length, key, where)
+                leaves[_split_key(key)] = read_numbers(repeated, length, key, where)
             elif len(array) != length:
                 raise DamagedFile(f"{where}: {key!r} has {len(array)} steps, but {main!r} has {length}.")
             elif key in self._keys:
-                leaves[_place(key)] = self.frames.handles(number, key, length, array)
+                leaves[_split_key(key)] = self.frames.handles(number, key, length, array)
             elif not is_image(key, array):
-                leaves[_place(key)] = read_numbers(array, length, key, where)
+                leaves[_split_key(key)] = read_numbers(array, length, key, where)
         for key in self._keys:
             if key not in arrays:
                 if not self._pad:
                     raise ValueError(
                         f"{where} has no {key!r}, which the first episode has. missing_images='pad' makes it padding."
                     )
-                leaves[_place(key)] = self.frames.padding(length)
+                leaves[_split_key(key)] = self.frames.padding(length)
         leaves.setdefault(("language_instruction",), repeat_text(b"", length))
         return nest_leaves(leaves)
 
 
-def _place(key: str) -> tuple[str, ...]:
+def _split_key(key: str) -> tuple[str, ...]:
     """Return where an array belongs in the tree of a trajectory."""
     top, *rest = key.split("/")
     top = _NPZ_NAMES.get(top, top)

@@ -508,8 +508,10 @@ def draw(chosen: Sequence[ImageOperation], rng: Rng, same: bool) -> list[Any]:
     uniforms = draw_uniform(rng, count, np.float32)
     parameters, start = [], 0
     for operation in chosen:
-        own, start = uniforms[start : start + operation.uniforms], start + operation.uniforms
-        parameters.append(operation.parameter(xp.full_like(own, own[0]) if same else own, xp))
+        of_operation, start = uniforms[start : start + operation.uniforms], start + operation.uniforms
+        parameters.append(
+            operation.parameter(xp.full_like(of_operation, of_operation[0]) if same else of_operation, xp)
+        )
     return parameters
 
 
@@ -621,10 +623,10 @@ def augment_images(
     images = jax.numpy.asarray(images)
     if images.ndim < 4:
         raise ValueError(f"augment_images takes (samples, ..., height, width, channels), got shape {images.shape}.")
-    own = draw_all(_split_keys(jax, keys, len(images))) if parameters is None else list(parameters)
-    if len(own) != len(chosen):
-        raise ValueError(f"augment_order has {len(chosen)} operations, and there are {len(own)} parameters.")
-    changed = change_all(images, [jax.numpy.asarray(parameter) for parameter in own])
+    given = draw_all(_split_keys(jax, keys, len(images))) if parameters is None else list(parameters)
+    if len(given) != len(chosen):
+        raise ValueError(f"augment_order has {len(chosen)} operations, and there are {len(given)} parameters.")
+    changed = change_all(images, [jax.numpy.asarray(parameter) for parameter in given])
     if mask is None:
         return changed
     mask = jax.numpy.asarray(mask, dtype=bool)
@@ -645,8 +647,8 @@ def _compile(chosen: tuple[ImageOperation, ...], same: bool) -> tuple[Callable[.
     def draw_one(key: Any) -> list[Any]:
         return draw(chosen, key, same)
 
-    def change_one(image: Any, own: list[Any]) -> Any:
-        return change(chosen, image, own, jax.numpy)
+    def change_one(image: Any, given: list[Any]) -> Any:
+        return change(chosen, image, given, jax.numpy)
 
     return jax.jit(jax.vmap(draw_one)), jax.jit(jax.vmap(change_one))
 

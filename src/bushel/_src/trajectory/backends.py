@@ -128,8 +128,8 @@ class _Positions:
 
     def __getitem__(self, batch: int) -> np.ndarray:
         shard, rows = self.running.shard, self.running.rows
-        own = int(batch) * rows + np.arange(rows)
-        return self.start + epochs.shard(own, index=shard.shard_index, count=shard.shard_count)
+        positions = int(batch) * rows + np.arange(rows)
+        return self.start + epochs.shard(positions, index=shard.shard_index, count=shard.shard_count)
 
 
 @in_states("backend_frames")
@@ -221,6 +221,6 @@ class _GrainIterator(DatasetIterator[Any]):
 
 
 def _convert_options(kind: Any, options: ReadOptions | MultiprocessingOptions) -> Any:
-    """Grain's options, with the fields of ours that Grain has too."""
+    """Grain's options, with those fields of Bushel's that Grain has too."""
     known = {field.name for field in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in dataclasses.asdict(options).items() if name in known})

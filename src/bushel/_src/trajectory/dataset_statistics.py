@@ -87,10 +87,10 @@ class Quantiles:
     def absorb(self, other: Quantiles) -> None:
         """Add all rows of another object."""
         self._check(other.width)
-        for level, pieces in enumerate(other._levels):
+        for level, samples in enumerate(other._levels):
             if level == len(self._levels):
                 self._add_level()
-            self._put(level, pieces)
+            self._put(level, samples)
         self.count += other.count
         self.rank_error += other.rank_error
         self._compact()
@@ -100,10 +100,10 @@ class Quantiles:
         whole = Quantiles(1, 4 * self.width * self._most_rows)
         whole.rank_error = self.rank_error * self.width
         whole.count = self.count * self.width
-        for level, pieces in enumerate(self._levels):
+        for level, samples in enumerate(self._levels):
             if level == len(whole._levels):
                 whole._add_level()
-            whole._put(level, [piece.reshape(-1, 1) for piece in pieces])
+            whole._put(level, [sample.reshape(-1, 1) for sample in samples])
         return whole
 
     def at(self, share: ArrayLike) -> np.ndarray:
@@ -111,7 +111,7 @@ class Quantiles:
         if not self.count:
             raise ValueError("There are no rows to compute quantiles from.")
         shares = np.asarray(share, np.float64)
-        values = np.concatenate([piece for pieces in self._levels for piece in pieces])
+        values = np.concatenate([sample for samples in self._levels for sample in samples])
         if len(self._levels) == 1:
             columns = [np.quantile(column.astype(np.float64), shares) for column in values.T]
         else:
@@ -123,9 +123,9 @@ class Quantiles:
         if width != self.width:
             raise ValueError(f"Rows of {width} numbers cannot be added to rows of {self.width}.")
 
-    def _put(self, level: int, pieces: list[np.ndarray]) -> None:
-        self._levels[level].extend(pieces)
-        self._sizes[level] += sum(map(len, pieces))
+    def _put(self, level: int, samples: list[np.ndarray]) -> None:
+        self._levels[level].extend(samples)
+        self._sizes[level] += sum(map(len, samples))
 
     def _add_level(self) -> None:
         self._levels.append([])
@@ -328,7 +328,7 @@ def get_dataset_statistics(
         raise TypeError("proprio_keys and hash_dependencies must be lists of strings, got a string.")
     if save_dir is None:
         checks.unused({"storage_options": storage_options is not None}, "without save_dir", "Write save_dir=folder")
-    folders, name = _places(hash_dependencies, save_dir, compat, storage_options)
+    folders, name = _find_folders(hash_dependencies, save_dir, compat, storage_options)
     for folder in folders if not force_recompute else ():
         if (known := _known(folder, name, proprio_keys, reproduces_faults(compat))) is not None:
             return known
@@ -342,7 +342,7 @@ def get_dataset_statistics(
     return found
 
 
-def _places(
+def _find_folders(
     dependencies: Sequence[str],
     save_dir: str | os.PathLike[str] | None,
     compat: Compat | None,
@@ -350,10 +350,10 @@ def _places(
 ) -> tuple[list[Folder], str]:
     """Return the folders where the file may be (the user's, and the cache folder), and the name of the file."""
     if reproduces_faults(compat):
-        text, own = "".join(dependencies), os.path.expanduser("~/.cache/crossformer")
+        text, folder_of_cache = "".join(dependencies), os.path.expanduser("~/.cache/crossformer")
     else:
-        text, own = "\0".join([_VERSION, *dependencies]), os.path.join(get_cache_folder(), "statistics")
-    folders = [output_folders.open_folder(own)]
+        text, folder_of_cache = "\0".join([_VERSION, *dependencies]), os.path.join(get_cache_folder(), "statistics")
+    folders = [output_folders.open_folder(folder_of_cache)]
     if save_dir is not None and not os.fspath(save_dir).startswith(("http://", "https://")):
         folders.insert(0, output_folders.open_folder(save_dir, options))
     return folders, f"dataset_statistics_{hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()}.json"
@@ -458,7 +458,7 @@ def _pick(traj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, np.ndarra
 
 @public("bushel.trajectory")
 def load_statistics(path: str | os.PathLike[str], *, storage_options: Options | None = None) -> dict[str, Any]:
-    """Load statistics from a JSON file of ours or of the original, local or in a store.
+    """Load statistics from a JSON file of Bushel or of the original, local or in a store.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "statistics.json")

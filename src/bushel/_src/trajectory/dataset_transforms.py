@@ -317,7 +317,7 @@ def _check_augmented(asked: Mapping[str, Any], images: Sequence[str] | None) -> 
     """Raise ValueError for arguments that augment nothing: no order of operations, or no name of an image."""
     if not asked or "augment_order" in asked:
         return
-    if not all(isinstance(own, Mapping) and "augment_order" in own for own in asked.values()):
+    if not all(isinstance(given, Mapping) and "augment_order" in given for given in asked.values()):
         raise ValueError(
             "image_augment_kwargs needs an 'augment_order', the names of its operations in their order: at the top, "
             f"for all images, or in the arguments of each image. It has {asked}."

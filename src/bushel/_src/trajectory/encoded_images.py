@@ -26,11 +26,11 @@ _KEPT_SOURCES = 256
 _REMEMBERED = 1 << 14  # images, of all threads: more than are read before the first of them is decoded
 
 
-class ImageParts(abc.ABC):
-    """The files that hold the images of a data set. An image is found by three numbers, its place.
+class ImageFiles(abc.ABC):
+    """The files that hold the images of a data set. An image is found by three numbers, its address.
 
-    For RLDS the place is (record, start in bytes, size in bytes); for arrays in HDF5 files it is (array, frame, size).
-    The last number is the size in bytes of what is stored; 0 means that there is no image. Any thread may read. Pickles
+    For RLDS the address is (record, start in bytes, size in bytes), for arrays in HDF5 files (array, frame, size). The
+    last number is the size in bytes of what is stored; 0 means that there is no image. Any thread may read. Pickles
     hold paths: a process opens the files that it reads itself.
     """
 
@@ -38,10 +38,10 @@ class ImageParts(abc.ABC):
     def read(
         self, records: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
     ) -> list[bytes]:
-        """Return the images at these places, encoded, in the given order. Each place occurs once."""
+        """Return the images at these addresses, encoded, in the given order. Each address occurs once."""
 
     @abc.abstractmethod
-    def select_file(self, record: int) -> tuple[ImageParts, int]:
+    def select_file(self, record: int) -> tuple[ImageFiles, int]:
         """Return the reader of only the file that holds a record, and the record's number for that reader."""
 
     @abc.abstractmethod
@@ -49,7 +49,7 @@ class ImageParts(abc.ABC):
         """Return where an image is, for an error: its file, and which image of the file it is."""
 
     @overridable
-    def for_other_machines(self) -> ImageParts:
+    def for_other_machines(self) -> ImageFiles:
         """Return a reader whose pickles name no file of this machine's cache; by default this reader, which names
         none.
         """
@@ -60,10 +60,10 @@ class ImageParts(abc.ABC):
     "record_parts",
     {"_source": "record_parts.source", "_alone": None, "_kept": None, "_kept_bytes": None, "_lock": None},
 )
-class RecordParts(ImageParts):
-    """Reads parts of records. A part is given by the number of its record, its start in bytes, and its size in bytes.
+class RecordSpans(ImageFiles):
+    """Reads spans of records. A span is given by the number of its record, its start in bytes, and its size in bytes.
 
-    Of a TFRecord file only the part is read. Other formats can read whole records only; the last ones are kept in a
+    Of a TFRecord file only the span is read. Other formats can read whole records only; the last ones are kept in a
     cache of 64 MiB. Any thread may read. A pickled object opens its files in the process that unpickles it, and refuses
     files that have changed.
     """
@@ -71,7 +71,7 @@ class RecordParts(ImageParts):
     def __init__(self, source: JoinedRecords):
         # The identity in saved states holds the names of these attributes: with others, older states would be refused.
         self._source = source
-        self._alone: dict[int, RecordParts] = {}
+        self._alone: dict[int, RecordSpans] = {}
         self._kept: collections.OrderedDict[int, bytes] = collections.OrderedDict()
         self._kept_bytes = 0
         self._lock = threading.Lock()
@@ -84,16 +84,16 @@ class RecordParts(ImageParts):
     def read(
         self, records: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
     ) -> list[bytes]:
-        """Return the parts, in the given order. Parts of a remote file that lie close together are read by one request.
+        """Return the spans, in the given order. Spans of a remote file that lie close together are read by one request.
 
-        A checksum covers a whole record, so it cannot be compared for a part of it. A file that was cut short or
+        A checksum covers a whole record, so it cannot be compared for a span of it. A file that was cut short or
         replaced is an error, but a changed bit is not noticed.
         """
         if isinstance(self._source, TFRecordDataSource):
             return self._source.read_parts(records, starts, sizes)
         whole = self._read_whole({int(record) for record in records})
         return [
-            _cut_part(whole[int(record)], int(record), int(start), int(size))
+            _cut_span(whole[int(record)], int(record), int(start), int(size))
             for record, start, size in zip(records, starts, sizes)
         ]
 
@@ -117,46 +117,46 @@ class RecordParts(ImageParts):
             while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
                 self._kept_bytes -= len(self._kept.popitem(last=False)[1])
 
-    def select_file(self, record: int) -> tuple[RecordParts, int]:
+    def select_file(self, record: int) -> tuple[RecordSpans, int]:
         """Return the reader of only the file that holds a record, and the record's number in that file."""
-        number, place = self._source.locate(record)
+        number, row = self._source.locate(record)
         if len(self._source.paths) == 1:
-            return self, place
+            return self, row
         if number not in self._alone:
-            self._alone[number] = RecordParts(self._source.file(number))
-        return self._alone[number], place
+            self._alone[number] = RecordSpans(self._source.file(number))
+        return self._alone[number], row
 
     def describe(self, record: int, start: int) -> str:
         """Return the file, the number of the record in it, and the byte in the record."""
-        number, place = self._source.locate(record)
-        return f"{redact.show(self._source.paths[number])}, record {place}, from its byte {start} on"
+        number, row = self._source.locate(record)
+        return f"{redact.show(self._source.paths[number])}, record {row}, from its byte {start} on"
 
     def __reduce__(self) -> tuple[Any, ...]:
         key = json.dumps([type(self._source).__name__, self._source.paths, self._source.versions])
         return _open_once, (key, self._source)
 
     def __repr__(self) -> str:
-        return f"RecordParts({self._source!r})"
+        return f"RecordSpans({self._source!r})"
 
 
-_opened: collections.OrderedDict[str, RecordParts] = collections.OrderedDict()
+_opened: collections.OrderedDict[str, RecordSpans] = collections.OrderedDict()
 _opened_lock = threading.Lock()
 
 
-def _open_once(key: str, source: JoinedRecords) -> RecordParts:
+def _open_once(key: str, source: JoinedRecords) -> RecordSpans:
     """Return the reader of a source that came from another process.
 
     One with open files is used again if there is one.
     """
     with _opened_lock:
-        parts = _opened.pop(key, None) or RecordParts(source)
-        _opened[key] = parts
+        spans = _opened.pop(key, None) or RecordSpans(source)
+        _opened[key] = spans
         while len(_opened) > _KEPT_SOURCES:
             _opened.popitem(last=False)
-    return parts
+    return spans
 
 
-def _cut_part(data: bytes, record: int, start: int, size: int) -> bytes:
+def _cut_span(data: bytes, record: int, start: int, size: int) -> bytes:
     if start < 0 or size < 0 or start + size > len(data):
         raise ValueError(
             f"Record {record} has {len(data)} bytes; there are no {size} bytes from byte {start} on. "
@@ -176,16 +176,16 @@ class Encoded:
     __slots__ = ("_parts", "_record", "_size", "_start")
     _is_no_data = True  # it never changes: see base/private_elements.py
 
-    def __init__(self, parts: ImageParts, record: int, start: int, size: int):
+    def __init__(self, parts: ImageFiles, record: int, start: int, size: int):
         self._parts, self._record, self._start, self._size = parts, record, start, size
 
     @property
-    def parts(self) -> ImageParts:
+    def parts(self) -> ImageFiles:
         """The reader of its file."""
         return self._parts
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def address(self) -> tuple[int, int, int]:
         """The number of the record, the start in bytes, and the size in bytes."""
         return self._record, self._start, self._size
 
@@ -200,15 +200,15 @@ class Encoded:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (bytes, Encoded)):
             return NotImplemented
-        if isinstance(other, Encoded) and self._parts is other._parts and self.place == other.place:
+        if isinstance(other, Encoded) and self._parts is other._parts and self.address == other.address:
             return True
         if not self._size or not len(other):
             return self._size == len(other)
         return bytes(self) == bytes(other)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts, record = self._parts.select_file(self._record)
-        return Encoded, (parts, record, self._start, self._size)
+        files, record = self._parts.select_file(self._record)
+        return Encoded, (files, record, self._start, self._size)
 
     def __repr__(self) -> str:
         return f"Encoded({self._size} bytes at byte {self._start} of record {self._record})"
@@ -221,17 +221,17 @@ def read_all(values: Sequence[bytes | Encoded]) -> list[bytes]:
     [b'one', b'']
     """
     contents: list[Any] = list(values)
-    wanted: dict[ImageParts, dict[tuple[int, int, int], list[int]]] = {}
+    wanted: dict[ImageFiles, dict[tuple[int, int, int], list[int]]] = {}
     for row, value in enumerate(contents):
         if isinstance(value, Encoded) and not len(value):
             contents[row] = b""
         elif isinstance(value, Encoded):
-            wanted.setdefault(value.parts, {}).setdefault(value.place, []).append(row)
-    for parts, places in wanted.items():
-        records, starts, sizes = np.array(list(places), np.int64).T
-        read = parts.read(records, starts, sizes)
-        _remember(parts, list(places), read)
-        for rows, data in zip(places.values(), read):
+            wanted.setdefault(value.parts, {}).setdefault(value.address, []).append(row)
+    for files, addresses in wanted.items():
+        records, starts, sizes = np.array(list(addresses), np.int64).T
+        read = files.read(records, starts, sizes)
+        _remember(files, list(addresses), read)
+        for rows, data in zip(addresses.values(), read):
             for row in rows:
                 contents[row] = data
     return contents
@@ -239,14 +239,14 @@ def read_all(values: Sequence[bytes | Encoded]) -> list[bytes]:
 
 # Where the last images came from, by the id of their bytes. Bytes know nothing of their file, and an id may belong to
 # another object later: so `describe_origin` reads an image again and compares it.
-_origins: collections.OrderedDict[int, tuple[weakref.ref[ImageParts], tuple[int, int, int]]] = collections.OrderedDict()
+_origins: collections.OrderedDict[int, tuple[weakref.ref[ImageFiles], tuple[int, int, int]]] = collections.OrderedDict()
 _origins_lock = threading.Lock()
 
 
-def _remember(parts: ImageParts, places: Sequence[tuple[int, int, int]], contents: Sequence[bytes]) -> None:
-    reference = weakref.ref(parts)
+def _remember(files: ImageFiles, addresses: Sequence[tuple[int, int, int]], contents: Sequence[bytes]) -> None:
+    reference = weakref.ref(files)
     with _origins_lock:
-        _origins.update((id(data), (reference, place)) for data, place in zip(contents, places))
+        _origins.update((id(data), (reference, address)) for data, address in zip(contents, addresses))
         while len(_origins) > _REMEMBERED:
             _origins.popitem(last=False)
 
@@ -257,14 +257,14 @@ def describe_origin(content: bytes | Encoded) -> str:
     "" if not known.
     """
     if isinstance(content, Encoded):
-        return content.parts.describe(*content.place[:2])
+        return content.parts.describe(*content.address[:2])
     with _origins_lock:
-        reference, place = _origins.get(id(content), (None, (0, 0, 0)))
-    parts = None if reference is None else reference()
-    if parts is None:
+        reference, address = _origins.get(id(content), (None, (0, 0, 0)))
+    files = None if reference is None else reference()
+    if files is None:
         return ""
     try:
-        is_same = parts.read(*([number] for number in place))[0] == content
+        is_same = files.read(*([number] for number in address))[0] == content
     except Exception:  # the file has changed or is gone: then this error must not hide the first one
         return ""
-    return parts.describe(place[0], place[1]) if is_same else ""
+    return files.describe(address[0], address[1]) if is_same else ""

@@ -27,7 +27,7 @@ from bushel._src.sources.array_files import load_arrays
 from bushel._src.sources.folders import join_path
 from bushel._src.sources.hdf5 import check_chunks, check_inside
 from bushel._src.trajectory.data_utils import to_objects
-from bushel._src.trajectory.encoded_images import Encoded, ImageParts
+from bushel._src.trajectory.encoded_images import Encoded, ImageFiles
 from bushel._src.trajectory.pixels import make_header, pack_pixels
 
 _OPEN_FILES = 64
@@ -322,7 +322,7 @@ Episode = tuple[ArrayFile, str]
     "stored_frames",
     {"_episodes": "stored_frames.episodes", "_keys": "stored_frames.keys", "_reverse": "stored_frames.reverse"},
 )
-class StoredFrames(ImageParts):
+class StoredFrames(ImageFiles):
     """Images in arrays with one entry per step: pixels, or encoded images as rows of bytes, padded with zeros.
 
     The place of an image is (array, frame, size). The number of an array is the number of the episode times the number
@@ -399,7 +399,7 @@ class StoredFrames(ImageParts):
         images = [row[:size].tobytes().rstrip(b"\0") for row, size in zip(content, sizes.tolist())]
         return [_reverse_colors(image) for image in images] if self._reverse else images
 
-    def select_file(self, record: int) -> tuple[ImageParts, int]:
+    def select_file(self, record: int) -> tuple[ImageFiles, int]:
         """Return the reader of the images of only one episode, and the number of the array for it."""
         episode, key = divmod(record, len(self._keys))
         if len(self._episodes) == 1:

@@ -28,14 +28,14 @@ from bushel._src.sources.folders import Listing, explain_web_folder, file_exists
 from bushel._src.sources.paths import Options, Path, expand_path, is_url
 from bushel._src.sources.tfds import read_json
 from bushel._src.trajectory.config_values import as_mapping, refuse_unknown
-from bushel._src.trajectory.encoded_images import ImageParts
+from bushel._src.trajectory.encoded_images import ImageFiles
 
 
 class EpisodeSource(Protocol):
     """Raw trajectories by position: trees of arrays with a leading axis of steps, and handles in place of images."""
 
     @property
-    def parts(self) -> ImageParts:
+    def parts(self) -> ImageFiles:
         """The files that hold the images."""
         ...
 

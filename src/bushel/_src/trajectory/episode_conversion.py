@@ -33,7 +33,7 @@ from bushel._src.state.digest import whole_digest
 from bushel._src.trajectory import episodes as tables
 from bushel._src.trajectory.config_values import Function
 from bushel._src.trajectory.conversion_table import Shard, Target, build_table, choose_splits, concatenate_state
-from bushel._src.trajectory.encoded_images import ImageParts
+from bushel._src.trajectory.encoded_images import ImageFiles
 from bushel._src.trajectory.episode_builder import EpisodeBuilder, EpisodeFormat, EpisodeSource, detect_kind, open_path
 from bushel._src.trajectory.episode_targets import LeRobotTarget, RLDSTarget
 from bushel._src.trajectory.episodes import Episodes
@@ -230,7 +230,7 @@ def _begin(folder: Folder, target: Target, identity: str, overwrite: bool) -> No
     """Look at what is in the folder: nothing, a part of this conversion, or something else."""
     has_plan = folder.exists(_PLAN)
     if overwrite:
-        if has_plan or folder.exists(target.last_file):  # else the files that look like ours are someone else's
+        if has_plan or folder.exists(target.last_file):  # else the files that look like its own are someone else's
             _remove_data_set(folder, target)
     elif folder.exists(target.last_file) and not has_plan:
         raise FileExistsError(
@@ -281,13 +281,13 @@ def _working_folder(folder: Folder) -> Iterator[str]:
 
 
 def _load_or_build(
-    work: str, parts: ImageParts, build: Callable[[], tuple[Episodes, dict[str, int]]]
+    work: str, files: ImageFiles, build: Callable[[], tuple[Episodes, dict[str, int]]]
 ) -> tuple[Episodes, dict[str, int]]:
     """Return the table of all episodes: from an earlier run of the same conversion, or from the source."""
     saved, counted = os.path.join(work, "table"), os.path.join(work, "splits.json")
     if os.path.exists(counted):
         with contextlib.suppress(DamagedFile, OSError, ValueError):
-            return tables.load(saved, parts), checked_files.read_json(counted)["counts"]
+            return tables.load(saved, files), checked_files.read_json(counted)["counts"]
     table, counts = build()
     os.makedirs(work, exist_ok=True)
     table = tables.save(table, saved, replace=True)

@@ -164,9 +164,9 @@ class RLDSTarget(Target):
             encoder.merge(entry["facts"])
         splits = []
         for split in dict.fromkeys(shard.split for shard in shards):
-            own = [entry for shard, entry in zip(shards, facts) if shard.split == split]
-            size = sum(entry["size"] for entry in own)
-            splits.append(split_entry(split, _TEMPLATE, [entry["count"] for entry in own], size))
+            of_split = [entry for shard, entry in zip(shards, facts) if shard.split == split]
+            size = sum(entry["size"] for entry in of_split)
+            splits.append(split_entry(split, _TEMPLATE, [entry["count"] for entry in of_split], size))
         info = {"fileFormat": self._format, "name": self._name, "splits": splits, "version": self._version}
         write_info(folder, encoder, info)
 
@@ -237,7 +237,7 @@ class LeRobotTarget(Target):
     def write_shard(self, table: Episodes, shard: Shard, folder: Folder, verify: bool) -> Iterator[tuple[int, Any]]:
         description = self._describe(table)
         cameras: dict[str, Any] = {}
-        share = len(description.cameras) + len(description.stills) + 1  # the rows count as one more camera
+        passes = len(description.cameras) + len(description.stills) + 1  # the rows count as one more camera
         done = 0
         for camera, column in {**description.cameras, **description.stills}.items():
             facts = cameras[camera] = {"episodes": []}
@@ -247,10 +247,10 @@ class LeRobotTarget(Target):
                 steps = self._write_video(table, shard, folder, camera, column, self._encoding, verify, facts)
             for frames in steps:
                 done += frames
-                yield done // share - (done - frames) // share, None
+                yield done // passes - (done - frames) // passes, None
         for frames in self._write_rows(table, shard, folder, description, verify):
             done += frames
-            yield done // share - (done - frames) // share, None
+            yield done // passes - (done - frames) // passes, None
         yield 0, {"cameras": cameras}
 
     # Rows.

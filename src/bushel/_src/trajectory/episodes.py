@@ -22,7 +22,7 @@ from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.index import int64
 from bushel._src.trajectory.data_utils import BadTrajectory, flatten_tree, is_text, nest_leaves, to_numpy, to_objects
-from bushel._src.trajectory.encoded_images import Encoded, ImageParts
+from bushel._src.trajectory.encoded_images import Encoded, ImageFiles
 
 _COPIED_BYTES = 256 << 20
 
@@ -87,29 +87,29 @@ class Texts:
         return np.array([len(value) != 0 for value in self.values], dtype=bool)
 
 
-@in_states("images_of_frames")
+@in_states("images_of_frames", {"addresses": "places"})
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
     """A column of encoded images, each as (record, start, size in bytes). A size of 0 is padding."""
 
-    parts: ImageParts
-    places: np.ndarray
+    parts: ImageFiles
+    addresses: np.ndarray
     is_numeric = False
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.addresses)
 
     def take(self, frames: np.ndarray) -> np.ndarray:
         """Handle of the images of these frames. Nothing is read yet."""
         # One handle per distinct frame: `over_window` decodes an image once only where its steps share the handle.
         distinct, back = int64.find_distinct(frames)
-        places = self.places[distinct].tolist()
-        handles = to_objects([Encoded(self.parts, *place) if place[2] else b"" for place in places])
+        addresses = self.addresses[distinct].tolist()
+        handles = to_objects([Encoded(self.parts, *address) if address[2] else b"" for address in addresses])
         return handles[back].reshape(frames.shape)
 
     def is_present(self, frames: np.ndarray) -> np.ndarray:
         """Return one bool per frame: whether it has an image."""
-        return np.take(self.places[:, 2], frames) != 0
+        return np.take(self.addresses[:, 2], frames) != 0
 
 
 @in_states("constant_of_frames")
@@ -248,11 +248,11 @@ def take_entries(column: Any, frames: np.ndarray) -> Any:
     return column.take(frames)
 
 
-_PLACES = "@places"
+_ADDRESSES = "@places"
 
 
 def replace_handles(trajectory: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trajectory with the places of its images instead of handles: integers, which are cheap to send to a
+    """Return a trajectory with the addresses of its images instead of handles: integers, which are cheap to send to a
     process.
     """
     replaced: dict[str, Any] = {}
@@ -262,7 +262,7 @@ def replace_handles(trajectory: Mapping[str, Any]) -> dict[str, Any]:
         elif (
             isinstance(leaf, np.ndarray) and leaf.dtype == object and any(isinstance(v, Encoded) for v in leaf.tolist())
         ):
-            replaced[name] = {_PLACES: _locate_images(leaf)}
+            replaced[name] = {_ADDRESSES: _locate_images(leaf)}
         else:
             replaced[name] = leaf
     return replaced
@@ -271,13 +271,13 @@ def replace_handles(trajectory: Mapping[str, Any]) -> dict[str, Any]:
 def _locate_images(leaf: np.ndarray) -> np.ndarray:
     if not all(isinstance(value, Encoded) or not len(value) for value in leaf.tolist()):
         raise ValueError("Some entries are images in files and others are bytes: read all of them, or none.")
-    return np.array([v.place if isinstance(v, Encoded) else (0, 0, 0) for v in leaf.tolist()], dtype=np.int64)
+    return np.array([v.address if isinstance(v, Encoded) else (0, 0, 0) for v in leaf.tolist()], dtype=np.int64)
 
 
 class TableBuilder:
     """The columns and the lengths of the trajectories that were added so far."""
 
-    def __init__(self, parts: ImageParts | None) -> None:
+    def __init__(self, parts: ImageFiles | None) -> None:
         self._parts = parts
         self._leaves: dict[tuple[str, ...], _ColumnBuilder] = {}
         self._lengths: list[int] = []
@@ -325,7 +325,7 @@ class TableBuilder:
         columns: dict[tuple[str, ...], Column] = {}
         for path, leaf in self._leaves.items():
             column = leaf.column()
-            if path[-1] == _PLACES:
+            if path[-1] == _ADDRESSES:
                 assert isinstance(column, Numbers) and self._parts is not None
                 path, column = path[:-1], Images(self._parts, column.values)
             columns[path] = column
@@ -340,24 +340,24 @@ class _ColumnBuilder:
     """One column so far: arrays of numbers, or of codes of texts, one for each trajectory."""
 
     def __init__(self) -> None:
-        self._pieces: list[np.ndarray] = []
+        self._chunks: list[np.ndarray] = []
         self._texts: dict[bytes, int] = {}
         self._is_text = False
 
     def add(self, values: np.ndarray) -> None:
         textual = is_text(values)
-        if self._pieces and textual != self._is_text:
+        if self._chunks and textual != self._is_text:
             kinds = ("texts", "numbers") if textual else ("numbers", "texts")
             raise ValueError(f"it has {kinds[0]} ({values.dtype}) here, and {kinds[1]} in the trajectories before.")
         self._is_text = textual
-        piece = self._encode_texts(values) if textual else values
-        before = self._pieces[0] if self._pieces else piece
-        if (before.dtype, before.shape[1:]) != (piece.dtype, piece.shape[1:]):
+        chunk = self._encode_texts(values) if textual else values
+        before = self._chunks[0] if self._chunks else chunk
+        if (before.dtype, before.shape[1:]) != (chunk.dtype, chunk.shape[1:]):
             raise ValueError(
-                f"it has {piece.dtype}{list(piece.shape[1:])} per frame here and "
+                f"it has {chunk.dtype}{list(chunk.shape[1:])} per frame here and "
                 f"{before.dtype}{list(before.shape[1:])} before."
             )
-        self._pieces.append(piece)
+        self._chunks.append(chunk)
 
     def _encode_texts(self, values: np.ndarray) -> np.ndarray:
         texts = (value.encode() if isinstance(value, str) else bytes(value) for value in values.ravel().tolist())
@@ -365,7 +365,7 @@ class _ColumnBuilder:
         return np.array(codes, dtype=np.int32).reshape(values.shape)
 
     def column(self) -> Column:
-        joined = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
+        joined = self._chunks[0] if len(self._chunks) == 1 else np.concatenate(self._chunks)
         return Texts(joined, to_objects(list(self._texts))) if self._is_text else Numbers(joined)
 
 
@@ -418,11 +418,11 @@ class Episodes:
 
     @staticmethod
     def of(
-        trajectories: Iterable[Mapping[str, Any]], *, fingerprint: Any = None, parts: ImageParts | None = None
+        trajectories: Iterable[Mapping[str, Any]], *, fingerprint: Any = None, parts: ImageFiles | None = None
     ) -> Episodes:
         """Return the table of some trajectories: trees of arrays with a leading axis of time. Empty ones are left out.
 
-        Where `replace_handles` has put places instead of images, `parts` are the records that hold the images.
+        Where `replace_handles` has put addresses instead of images, `parts` are the files that hold the images.
         """
         builder = TableBuilder(parts)
         for trajectory in trajectories:
@@ -505,10 +505,10 @@ class Episodes:
         """Return the table with its columns in memory: a pickle of it names no files of this machine but those of
         images.
         """
-        parts = find_parts(self)
+        parts = find_image_files(self)
         other = None if parts is None else parts.for_other_machines()
         leaves = {
-            path: Images(other, column.places) if isinstance(column, Images) and other is not None else column
+            path: Images(other, column.addresses) if isinstance(column, Images) and other is not None else column
             for path, column in flatten_tree(self.columns).items()
         }
         return dataclasses.replace(self, columns=nest_leaves(leaves), folder=None)
@@ -516,7 +516,7 @@ class Episodes:
     def __reduce__(self) -> Any:
         # A worker process maps the files itself: the columns need not be sent.
         if self.folder is not None:
-            return _load_unchecked, (self.folder, find_parts(self))
+            return _load_unchecked, (self.folder, find_image_files(self))
         return Episodes, (self.columns, self.lengths, self.fingerprint, self.numbers, self.metadata)
 
     def __repr__(self) -> str:
@@ -548,10 +548,10 @@ def save(episodes: Episodes, folder: str, *, replace: bool = False) -> Episodes:
             os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return load(folder, find_parts(episodes))
+    return load(folder, find_image_files(episodes))
 
 
-def find_parts(episodes: Episodes) -> ImageParts | None:
+def find_image_files(episodes: Episodes) -> ImageFiles | None:
     """Return the records that hold the images of a table. The table must be of one data set."""
     return episodes._image_columns[0].parts if episodes._image_columns else None
 
@@ -579,7 +579,7 @@ def _write_column(column: Column, path: str) -> dict[str, Any]:
             raise ValueError("A table of several data sets cannot be saved. Save the table of each data set.")
 
 
-def load(folder: str, parts: ImageParts | None, *, verify: bool = True) -> Episodes:
+def load(folder: str, parts: ImageFiles | None, *, verify: bool = True) -> Episodes:
     """Return a table that `save` wrote, with its columns mapped. A damaged file raises DamagedFile.
 
     Args:
@@ -599,12 +599,12 @@ def load(folder: str, parts: ImageParts | None, *, verify: bool = True) -> Episo
     return Episodes(trees["columns"], lengths, table["fingerprint"], numbers, trees.get("metadata", {}), folder)
 
 
-def _load_unchecked(folder: str, parts: ImageParts | None) -> Episodes:
+def _load_unchecked(folder: str, parts: ImageFiles | None) -> Episodes:
     """Return the table in a worker process. The process that built the pipeline has verified the checksums."""
     return load(folder, parts, verify=False)
 
 
-def _read_column(entry: dict[str, Any], path: str, parts: ImageParts | None, verify: bool) -> Column:
+def _read_column(entry: dict[str, Any], path: str, parts: ImageFiles | None, verify: bool) -> Column:
     if entry["kind"] == "constant":
         value = checked_files.read_array(f"{path}.npy", mapped=False, verify=verify)
         return Constant(value.tobytes() if entry["text"] else value, entry["count"], entry["present"])

@@ -68,15 +68,15 @@ def check_references(content: Any, path: str, modules: Sequence[str]) -> None:
     """
     for module, name in _find_references(content):
         trusted = any(module == known or module.startswith(f"{known}.") for known in modules)
-        if not trusted and not _is_own_transform(module, name):
+        if not trusted and not _is_library_transform(module, name):
             raise ValueError(
                 f"{path} names the function {module}:{name}, which would be imported and called. If you trust the "
                 f"file, say so in your code: MixtureConfig.from_file({path!r}, modules=[{module.partition('.')[0]!r}])."
             )
 
 
-def _is_own_transform(module: str, name: str) -> bool:
-    if module in _TABLES and name in _TABLES[module].functions:
+def _is_library_transform(module: str, name: str) -> bool:
+    if module in _TABLES and name in load_tables(_TABLES[module]).functions:
         return True
     if module not in (*_DOORS, *_TABLES):
         return False
@@ -366,8 +366,8 @@ class MixtureConfig:
     def to_kwargs(self) -> dict[str, Any]:
         """Return the arguments for `make_interleaved_dataset`."""
         datasets = [one.to_kwargs() for one in self.datasets]
-        own = _select_fields(self, without=("datasets", "sample_weights", "data_backend"))
-        return {"dataset_kwargs_list": datasets, "sample_weights": self.weights, **own}
+        options = _select_fields(self, without=("datasets", "sample_weights", "data_backend"))
+        return {"dataset_kwargs_list": datasets, "sample_weights": self.weights, **options}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the config to a JSON file for `from_file`. The file also contains secrets in storage options."""
@@ -387,16 +387,20 @@ class MixtureConfig:
 @functools.cache
 def list_traj_arguments() -> tuple[str, ...]:
     """Return the names that `traj_transform_kwargs` may contain."""
-    return tuple(name for name in inspect.signature(apply_trajectory_transforms).parameters if name not in _OURS)
+    return tuple(
+        name for name in inspect.signature(apply_trajectory_transforms).parameters if name not in _LOADERS_ARGUMENTS
+    )
 
 
 @functools.cache
 def list_frame_arguments() -> tuple[str, ...]:
     """Return the names that `frame_transform_kwargs` may contain."""
-    return tuple(name for name in inspect.signature(apply_frame_transforms).parameters if name not in _OURS)
+    return tuple(
+        name for name in inspect.signature(apply_frame_transforms).parameters if name not in _LOADERS_ARGUMENTS
+    )
 
 
-_OURS = ("dataset", "train")  # arguments that the loader passes
+_LOADERS_ARGUMENTS = ("dataset", "train")  # arguments that the loader passes
 
 
 def _extract_data_fields(kind: type[MixtureConfig], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -416,8 +420,8 @@ def _add_oxe_mixture(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("oxe_kwargs names a mixture with weights of its own. Leave out sample_weights.")
     if not kwargs:
         raise ValueError("No data set of the mixture that oxe_kwargs names is left; the warnings say why.")
-    own = fields.pop("dataset_kwargs_list", None) or fields.get("datasets") or ()
-    return {**fields, "datasets": [*({**one, "weight": weight} for one, weight in zip(kwargs, weights)), *own]}
+    listed = fields.pop("dataset_kwargs_list", None) or fields.get("datasets") or ()
+    return {**fields, "datasets": [*({**one, "weight": weight} for one, weight in zip(kwargs, weights)), *listed]}
 
 
 def _call_oxe(function: Callable[..., Any], given: Any) -> Any:

@@ -123,7 +123,7 @@ def _decode(
     try:
         return _compute_once(image, (dtype, size), lambda data: load(data, size))
     except ValueError as error:
-        origin = describe_origin(image.data if isinstance(image, _SharedImage) else image)
+        origin = describe_origin(image.data if isinstance(image, _ReusedImage) else image)
         raise type(error)(f"{key}{f' ({origin})' if origin else ''}: {error}") from error
 
 
@@ -172,13 +172,13 @@ def augment(
     generators = _Generators(seed, [obs[key] for key in keys], _AUGMENT)
     for number, key in enumerate(keys):
         every = "augment_order" in augment_kwargs
-        own = augment_kwargs if every else augment_kwargs.get(key.removeprefix(_IMAGE))
-        real = own is not None and _is_real(obs, key)
-        if own is None or (not is_traced(real) and not real):
+        chosen = augment_kwargs if every else augment_kwargs.get(key.removeprefix(_IMAGE))
+        real = chosen is not None and _is_real(obs, key)
+        if chosen is None or (not is_traced(real) and not real):
             continue
-        if "augment_order" not in own:
-            raise ValueError(f"The augmentations of {key} have no 'augment_order', got {own!r}.")
-        changed = augment_image(obs[key], rng=generators.of(number), compat=compat, **own)
+        if "augment_order" not in chosen:
+            raise ValueError(f"The augmentations of {key} have no 'augment_order', got {chosen!r}.")
+        changed = augment_image(obs[key], rng=generators.of(number), compat=compat, **chosen)
         frame[key] = get_namespace(real).where(real, changed, obs[key]) if is_traced(real) else changed
     return frame
 
@@ -296,7 +296,7 @@ def _split_seed(seed: Seed) -> list[int]:
 # Windows
 
 
-class _SharedImage:
+class _ReusedImage:
     """An encoded image that several steps of a window share, with the pixels that were computed from it."""
 
     def __init__(self, data: Any):
@@ -311,7 +311,7 @@ class _SharedImage:
 
 
 def _compute_once(data: Any, what: Any, compute: Callable[[Any], np.ndarray]) -> np.ndarray:
-    if not isinstance(data, _SharedImage):
+    if not isinstance(data, _ReusedImage):
         return compute(data)
     if what not in data.pixels:
         data.pixels[what] = compute(data)
@@ -333,8 +333,8 @@ def over_window(function: Callable[..., Obs]) -> Callable[..., Obs]:
     def windowed(obs: Obs, *args: Any, **kwargs: Any) -> Obs:
         args = tuple(_as_seed(value) for value in args)
         kwargs = {name: _as_seed(value) for name, value in kwargs.items()}
-        known: dict[int, _SharedImage] = {}
-        window = trees.map_leaves(lambda leaf: _share_images(leaf, known), obs)
+        known: dict[int, _ReusedImage] = {}
+        window = trees.map_leaves(lambda leaf: _reuse_images(leaf, known), obs)
         lengths = sorted({len(leaf) for leaf in trees.leaves(window)})
         if len(lengths) != 1 or lengths == [0]:
             raise ValueError(
@@ -351,19 +351,19 @@ def _as_seed(value: Any) -> Any:
     return _split_seed(value)[0] if isinstance(value, np.random.Generator) else value
 
 
-def _share_images(leaf: np.ndarray, known: dict[int, _SharedImage]) -> np.ndarray:
-    """Return an array of objects with one `_SharedImage` for each distinct object. Other arrays stay as they are."""
+def _reuse_images(leaf: np.ndarray, known: dict[int, _ReusedImage]) -> np.ndarray:
+    """Return an array of objects with one `_ReusedImage` for each distinct object. Other arrays stay as they are."""
     if leaf.dtype != object:
         return leaf
-    return to_objects([known.setdefault(id(data), _SharedImage(data)) for data in leaf])
+    return to_objects([known.setdefault(id(data), _ReusedImage(data)) for data in leaf])
 
 
 def _stack_steps(*steps: Any) -> np.ndarray:
     first = steps[0]
     if len(steps) == 1 and isinstance(first, np.ndarray) and first.base is None:
         return first[None]  # nothing else uses its memory: it is new, not a step of the given window
-    if isinstance(first, bytes | _SharedImage):
-        return to_objects([step.data if isinstance(step, _SharedImage) else step for step in steps])
+    if isinstance(first, bytes | _ReusedImage):
+        return to_objects([step.data if isinstance(step, _ReusedImage) else step for step in steps])
     if len(shapes := {np.shape(step) for step in steps}) > 1:
         raise ValueError(
             f"The steps of a window have images of the shapes {sorted(shapes)}. Give one size for all of them."

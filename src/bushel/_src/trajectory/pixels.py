@@ -429,9 +429,9 @@ def _split_bands(weights: np.ndarray, channels: int, outputs: int, across: int) 
         some = weights[first : (stop - 1) // channels + 1]
         (used,) = np.nonzero(some.any(axis=0))
         inputs = slice(int(used[0]), int(used[-1]) + 1)
-        own = np.kron(some[:, inputs], np.eye(channels, dtype=np.float32))[start - first * channels :][: stop - start]
-        if outputs > 1 and own.size * across > _BAND_PRODUCTS:
+        band = np.kron(some[:, inputs], np.eye(channels, dtype=np.float32))[start - first * channels :][: stop - start]
+        if outputs > 1 and band.size * across > _BAND_PRODUCTS:
             return _split_bands(weights, channels, outputs // 2, across)
         inputs = slice(inputs.start * channels, inputs.stop * channels)
-        bands.append(_Band(slice(start, stop), inputs, np.ascontiguousarray(own)))
+        bands.append(_Band(slice(start, stop), inputs, np.ascontiguousarray(band)))
     return bands

@@ -401,7 +401,7 @@ class Samples(InTwoSteps):
     def _runs(self) -> np.ndarray | None:
         """All chunks of actions, as `list_runs` makes them, of an array that repeats the last action of each episode.
 
-        The chunk that begins at frame f of episode e is number f + (horizon - 1) * e. It is copied in one piece, much
+        The chunk that begins at frame f of episode e is number f + (horizon - 1) * e. It is copied at once, much
         faster than its actions one by one. None if there are no single actions, or the array would be too large.
         """
         assert self.transforms is not None

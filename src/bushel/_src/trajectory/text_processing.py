@@ -203,8 +203,8 @@ def _find_pad_token(name: str, tokenizer: Any, config: Mapping[str, Any]) -> str
     """Return the padding token: from the tokenizer's own files, or one of the usual names."""
     stated = config.get("pad_token")
     stated = stated.get("content") if isinstance(stated, dict) else stated
-    own = None if tokenizer.padding is None else tokenizer.padding["pad_token"]
-    for token in (stated, own, "<pad>", "[PAD]"):
+    padding = None if tokenizer.padding is None else tokenizer.padding["pad_token"]
+    for token in (stated, padding, "<pad>", "[PAD]"):
         if token is not None and tokenizer.token_to_id(token) is not None:
             return token
     raise ValueError(f"The tokenizer {name!r} has no token to pad with. Pass padding=False, or give it a pad_token.")

@@ -145,13 +145,13 @@ class TrajectoryDataset:
             raise ValueError("sample_from_datasets needs at least one dataset.")
         if not all(ds.is_flattened for ds in datasets):
             raise ValueError("sample_from_datasets mixes frames: call flatten() on each dataset first.")
-        shares = [1.0] * len(datasets) if weights is None else list(weights)
-        if len(shares) != len(datasets):
-            raise ValueError(f"{len(datasets)} datasets need as many weights, got {len(shares)}.")
-        checks.weights(shares, len(datasets), zero_allowed=True)
+        all_weights = [1.0] * len(datasets) if weights is None else list(weights)
+        if len(all_weights) != len(datasets):
+            raise ValueError(f"{len(datasets)} datasets need as many weights, got {len(all_weights)}.")
+        checks.weights(all_weights, len(datasets), zero_allowed=True)
         return TrajectoryDataset(
             [ds._as_part() for ds in datasets],
-            weights=shares,
+            weights=all_weights,
             flattened=True,
             threads=max(ds._threads for ds in datasets),
             compat=datasets[0].compat if len({ds.compat for ds in datasets}) == 1 else None,
@@ -224,8 +224,8 @@ class TrajectoryDataset:
             part = OpaquePart(self._build_elements()[0], part.epochs)
         seed = self._seed
         part = part if seed is None else part.move(lambda ds: ds.shuffle(seed=seed))
-        own, times = part.epochs, self._epochs
-        return dataclasses.replace(part, epochs=None if own is None or times is None else own * times)
+        epochs, times = part.epochs, self._epochs
+        return dataclasses.replace(part, epochs=None if epochs is None or times is None else epochs * times)
 
     def _build_elements(self) -> list[MapDataset[Any]]:
         """Return one epoch of each part, after all functions of trajectories or frames."""
@@ -303,11 +303,11 @@ class TrajectoryDataset:
         """Return all elements except the first `count`."""
         return self._slice(slice(checks.not_negative(count, "count"), None))
 
-    def _slice(self, piece: slice) -> TrajectoryDataset:
+    def _slice(self, chosen: slice) -> TrajectoryDataset:
         samples = self._samples
         if samples is not None and not self.is_flattened and self._seed is None and self._epochs == 1:
-            return self._with_samples(dataclasses.replace(samples, chosen=samples.chosen[piece]))
-        return self._replace([OpaquePart(self.dataset[piece])], weights=None, epochs=1, seed=None, operations=())
+            return self._with_samples(dataclasses.replace(samples, chosen=samples.chosen[chosen]))
+        return self._replace([OpaquePart(self.dataset[chosen])], weights=None, epochs=1, seed=None, operations=())
 
     def ignore_errors(self, log_warning: bool = False, *, skip_limit: int | None = None) -> TrajectoryDataset:
         """Iterators skip elements that raise an error, for example an image that cannot be decoded, and count them.

@@ -45,7 +45,7 @@ from bushel._src.trajectory.samples import LANGUAGES, WORDS, Samples, Transforms
 from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
 
 _OVERRIDE = "override_traj_transform_kwargs"
-_OWN_FILTER = "frame_filter"
+_DATASETS_FILTER = "frame_filter"
 _OPENVLA_FILTER = "dataset_frame_transform_kwargs"  # a dict with a "chunk_filter_fn"
 _FINISH = "post_chunk_transforms"  # applied after `unify_layouts`
 
@@ -74,17 +74,17 @@ def make_single_dataset(
     >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = write_rlds({"train": [{"steps": steps}] * 4}, name="mine", data_dir=folder)
-    ...     own = {"name": "mine", "data_dir": folder, "train_split": "train", "cache_dir": folder}
-    ...     ds = make_single_dataset(own, train=True, traj_transform_kwargs={"window_size": 2, "action_horizon": 3})
+    ...     options = {"name": "mine", "data_dir": folder, "train_split": "train", "cache_dir": folder}
+    ...     ds = make_single_dataset(options, train=True, traj_transform_kwargs={"window_size": 2, "action_horizon": 3})
     ...     len(ds.flatten()), next(ds.flatten().iterator())["action"].shape
     (20, (2, 3, 2))
     """
-    own, kwargs = dict(dataset_kwargs), dict(traj_transform_kwargs or {})
-    override, filtered = own.pop(_OVERRIDE, None) or {}, _pop_filter(own)
-    dataset, statistics = make_dataset_from_rlds(**own, train=train)
-    kwargs |= filtered if reproduces_faults(own.get("compat")) else {**override, **filtered}
+    options, kwargs = dict(dataset_kwargs), dict(traj_transform_kwargs or {})
+    override, filtered = options.pop(_OVERRIDE, None) or {}, _pop_filter(options)
+    dataset, statistics = make_dataset_from_rlds(**options, train=train)
+    kwargs |= filtered if reproduces_faults(options.get("compat")) else {**override, **filtered}
     dataset = apply_trajectory_transforms(dataset, **kwargs, train=train)
-    frames = {"seed": own.get("seed", 0), "compat": own.get("compat"), **(frame_transform_kwargs or {})}
+    frames = {"seed": options.get("seed", 0), "compat": options.get("compat"), **(frame_transform_kwargs or {})}
     dataset = apply_frame_transforms(dataset, **frames, train=train)
     dataset.dataset_statistics = statistics
     return dataset
@@ -104,9 +104,9 @@ def create_validation_dataset(
 
     The original's function of this name also sets numbers of threads, to bound its memory. Here they stay as they are.
     """
-    own = {**dataset_kwargs, "shuffle": False}
+    options = {**dataset_kwargs, "shuffle": False}
     return make_single_dataset(
-        own, train=train, traj_transform_kwargs=traj_transform_kwargs, frame_transform_kwargs=frame_transform_kwargs
+        options, train=train, traj_transform_kwargs=traj_transform_kwargs, frame_transform_kwargs=frame_transform_kwargs
     )
 
 
@@ -154,8 +154,8 @@ def make_interleaved_dataset(
     >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = write_rlds({"train": [{"steps": steps}] * 4}, name="mine", data_dir=folder)
-    ...     own = {"name": "mine", "data_dir": folder, "train_split": "train"}
-    ...     ds = make_interleaved_dataset([own], train=True, batch_size=8, cache_dir=folder)
+    ...     options = {"name": "mine", "data_dir": folder, "train_split": "train"}
+    ...     ds = make_interleaved_dataset([options], train=True, batch_size=8, cache_dir=folder)
     ...     next(ds.iterator())["action"].shape
     (8, 1, 1, 2)
     """
@@ -178,18 +178,18 @@ def make_interleaved_dataset(
     parts: list[TrajectoryDataset] = []
     finishing: list[list[Callable[..., Any]]] = []
     headless: list[str] = []
-    reads = _share_threads(traj_read_threads, weights)
+    reads = _divide_threads(traj_read_threads, weights)
     for number, (kwargs, threads) in enumerate(zip(dataset_kwargs_list, reads)):
-        own = {"seed": _derive_seed(seed, number), "compat": compat, "num_parallel_reads": threads, **kwargs}
-        own["cache_dir"] = own.get("cache_dir") or cache_dir
-        override, filtered = own.pop(_OVERRIDE, None) or {}, _pop_filter(own)
-        dataset, statistics[own["name"]] = make_dataset_from_rlds(**own, train=train)
+        options = {"seed": _derive_seed(seed, number), "compat": compat, "num_parallel_reads": threads, **kwargs}
+        options["cache_dir"] = options.get("cache_dir") or cache_dir
+        override, filtered = options.pop(_OVERRIDE, None) or {}, _pop_filter(options)
+        dataset, statistics[options["name"]] = make_dataset_from_rlds(**options, train=train)
         if faithful:
             shared |= override  # the original changes what all later data sets get
         asked = {**shared, **override, **filtered}
         heads = asked.get("head_to_dataset")
-        if heads and not any(own["name"] in data_sets for data_sets in heads.values()):
-            headless.append(own["name"])
+        if heads and not any(options["name"] in data_sets for data_sets in heads.values()):
+            headless.append(options["name"])
         finishing.append([load_function(function) for function in list_functions(asked.pop(_FINISH, None))])
         parts.append(apply_trajectory_transforms(dataset, **asked, train=train))
     if headless and not reproduces_faults(compat):
@@ -214,13 +214,13 @@ def make_interleaved_dataset(
     return mixed if batch_size is None else mixed.batch(batch_size)
 
 
-def _share_threads(threads: int | None, weights: Sequence[float]) -> list[int | None]:
+def _divide_threads(threads: int | None, weights: Sequence[float]) -> list[int | None]:
     """Return the hint for the number of threads of each data set, at least 1; None for each if there is no hint for
     all.
     """
     if threads is None or threads <= 0:
         return [None] * len(weights)
-    return [int(share) for share in allocate_threads(max(threads, len(weights)), weights)]
+    return [int(count) for count in allocate_threads(max(threads, len(weights)), weights)]
 
 
 def _report_headless(headless: Sequence[str], names: Sequence[str]) -> None:
@@ -241,11 +241,11 @@ def _derive_seed(seed: int, number: int) -> int:
 
 def _pop_filter(dataset_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Remove the filter of frames from the arguments of one data set, and return it as a keyword argument."""
-    frame_filter = dataset_kwargs.pop(_OWN_FILTER, None)
+    frame_filter = dataset_kwargs.pop(_DATASETS_FILTER, None)
     of_openvla = dict(dataset_kwargs.pop(_OPENVLA_FILTER, None) or {})
     refuse_unknown(of_openvla, ["chunk_filter_fn"], _OPENVLA_FILTER, "argument")
     frame_filter = of_openvla.get("chunk_filter_fn") if frame_filter is None else frame_filter
-    return {} if frame_filter is None else {_OWN_FILTER: frame_filter}
+    return {} if frame_filter is None else {_DATASETS_FILTER: frame_filter}
 
 
 def unify_layouts(parts: Sequence[TrajectoryDataset]) -> list[TrajectoryDataset]:
@@ -269,7 +269,7 @@ def unify_layouts(parts: Sequence[TrajectoryDataset]) -> list[TrajectoryDataset]
     has_language = any({WORDS, LANGUAGES} & set(samples.episodes.columns.get("task", {})) for samples in known)
     asked = [_get_transforms(samples).max_action_dim for samples in known]
     widths = [samples.episodes.columns["action"].entry_shape[-1] for samples in known]
-    filled = {samples.name: given or own for samples, given, own in zip(known, asked, widths)}
+    filled = {samples.name: given or width for samples, given, width in zip(known, asked, widths)}
     width = max(filled.values())
     if any(given not in (None, width) for given in asked):
         _check_equal("max_action_dim", filled)
@@ -354,8 +354,8 @@ def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> Tr
     >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = write_rlds({"train": [{"steps": steps}] * 4}, name="mine", data_dir=folder)
-    ...     own = {"name": "mine", "data_dir": folder, "train_split": "train", "cache_dir": folder}
-    ...     ds = get_dataset({"datasets": [own], "batch_size": 4})
+    ...     options = {"name": "mine", "data_dir": folder, "train_split": "train", "cache_dir": folder}
+    ...     ds = get_dataset({"datasets": [options], "batch_size": 4})
     ...     next(ds.iterator())["action"].shape
     (4, 1, 1, 2)
     """

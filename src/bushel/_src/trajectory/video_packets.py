@@ -82,23 +82,23 @@ def _read_index(file: File) -> Index:
 
 
 def _read_moov(file: File) -> bytes:
-    place, is_mp4 = 0, False
-    while place + 8 <= file.size:
-        header = file.read(place, min(16, file.size - place))
+    offset, is_mp4 = 0, False
+    while offset + 8 <= file.size:
+        header = file.read(offset, min(16, file.size - offset))
         size, kind = struct.unpack(">I4s", header[:8])
         begin = 8
         if size == 1 and len(header) == 16:
             size, begin = struct.unpack(">Q", header[8:])[0], 16
-        size = size or file.size - place
-        if not place and kind not in (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip"):
+        size = size or file.size - offset
+        if not offset and kind not in (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip"):
             raise NotUnderstood("the file does not begin like an MP4 file")
         is_mp4 = is_mp4 or kind == b"ftyp"
         if size < begin:
             break
-        if kind == b"moov" and place + size <= file.size:
+        if kind == b"moov" and offset + size <= file.size:
             check_record(size)
-            return file.read(place + begin, size - begin)
-        place += size
+            return file.read(offset + begin, size - begin)
+        offset += size
     if not is_mp4:
         raise NotUnderstood("the file has no box ftyp")
     raise DamagedFile(
@@ -114,13 +114,13 @@ class _Boxes:
         self._content = content
 
     def __iter__(self) -> Iterator[tuple[str, bytes]]:
-        place = 0
-        while place + 8 <= len(self._content):
-            size, kind = struct.unpack_from(">I4s", self._content, place)
-            if size < 8 or place + size > len(self._content):
+        offset = 0
+        while offset + 8 <= len(self._content):
+            size, kind = struct.unpack_from(">I4s", self._content, offset)
+            if size < 8 or offset + size > len(self._content):
                 return
-            yield kind.decode("latin-1"), self._content[place + 8 : place + size]
-            place += size
+            yield kind.decode("latin-1"), self._content[offset + 8 : offset + size]
+            offset += size
 
     def all(self, kind: str) -> list[bytes]:
         return [content for name, content in self if name == kind]

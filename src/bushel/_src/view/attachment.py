@@ -91,7 +91,7 @@ def _read_refusal(error: urllib.error.HTTPError) -> str:
 
 
 _INTERVAL_S = 1.0
-_viewers_own: weakref.WeakSet[PipelineIterator[Any]] = weakref.WeakSet()
+_iterators_of_viewer: weakref.WeakSet[PipelineIterator[Any]] = weakref.WeakSet()
 
 
 class NothingRuns(OSError):
@@ -184,7 +184,7 @@ def find_iterator(node: Node) -> PipelineIterator[Any] | None:
     """
     for reference in reversed(iterators.opened.valuerefs()):
         found = reference()
-        if found is None or found in _viewers_own or _is_closed(found):
+        if found is None or found in _iterators_of_viewer or _is_closed(found):
             continue
         if _contains(found._node, node):
             return found
@@ -206,6 +206,6 @@ def _contains(last: Node, node: Node) -> bool:
 
 def open_unlisted(stream: StreamNode) -> PipelineIterator[Any]:
     """Return an iterator of the viewer itself, which must not be shown as one that runs."""
-    own: PipelineIterator[Any] = PipelineIterator(stream)
-    _viewers_own.add(own)
-    return own
+    iterator: PipelineIterator[Any] = PipelineIterator(stream)
+    _iterators_of_viewer.add(iterator)
+    return iterator

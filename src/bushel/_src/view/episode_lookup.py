@@ -1,7 +1,7 @@
 """Robot episodes: which step of which episode an element shows, and the episodes that a pipeline reads.
 
-`find_place` follows an element through the pipeline, by arithmetic, to the step that knows episodes: the samples of
-`bushel.trajectory`, windows by offsets, rows of a LeRobot data set, or the episodes of files. The element where each
+`find_episode_step` follows an element through the pipeline, by arithmetic, to the step that knows episodes: the samples
+of `bushel.trajectory`, windows by offsets, rows of a LeRobot data set, or the episodes of files. The element where each
 episode begins follows from arithmetic too. Lengths and texts come from tables; only the formats that do not keep them
 are read, and no picture is.
 """
@@ -48,7 +48,7 @@ def _refuse_step(number: int) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class EpisodePlace:
+class EpisodeStep:
     """A step of an episode, or a whole episode."""
 
     dataset: str
@@ -85,13 +85,13 @@ class EpisodePlace:
         return f"episode {self.episode}{of}" + ("" if self.time is None else f", step {self.time}")
 
 
-def find_place(node: Node, index: int, row: int = 0) -> EpisodePlace | None:
+def find_episode_step(node: Node, index: int, row: int = 0) -> EpisodeStep | None:
     """Return the episode and the step of an element; None if the pipeline does not come from episodes, or packs them.
 
     >>> from bushel.trajectory import TrajectoryDataset
     >>> episodes = [{"observation": {"x": np.zeros(n)}, "action": np.zeros((n, 2))} for n in (3, 5)]
     >>> frames = TrajectoryDataset.from_trajectories(episodes).flatten()
-    >>> str(find_place(frames.dataset._node, 4)), str(find_place(frames.batch(4).dataset._node, 1, row=3))
+    >>> str(find_episode_step(frames.dataset._node, 4)), str(find_episode_step(frames.batch(4).dataset._node, 1, row=3))
     ('episode 1, step 1', 'episode 1, step 4')
 
     Args:
@@ -153,7 +153,7 @@ def comes_from_episodes(last: Node) -> bool:
     return False
 
 
-def _recognize(node: MapNode, index: int, functions: list[OneParentMap]) -> EpisodePlace | None:
+def _recognize(node: MapNode, index: int, functions: list[OneParentMap]) -> EpisodeStep | None:
     """Return the place of an element of a node that knows episodes; None for all other nodes."""
     if isinstance(node, SourceNode):
         return _recognize_source(node.source, index, functions)
@@ -161,13 +161,13 @@ def _recognize(node: MapNode, index: int, functions: list[OneParentMap]) -> Epis
         return None
     function: Any = node.operation.transform
     if isinstance(function, Samples):
-        return _place_of_sample(node, index, functions)
+        return _step_of_sample(node, index, functions)
     if isinstance(getattr(function, "__self__", None), Samples) and function.__name__ == "trajectory":
-        return _place_of_trajectory(function.__self__, index)
+        return _step_of_trajectory(function.__self__, index)
     if isinstance(function, _OpaqueFrames):
-        return _place_of_frame(node, function, index, functions)
+        return _step_of_frame(node, function, index, functions)
     if isinstance(function, _OffsetWindows):
-        return _place_of_window(node, function, index, functions)
+        return _step_of_window(node, function, index, functions)
     return None
 
 
@@ -182,7 +182,7 @@ def _rebuild(anchor: OneParentMap, leaf: MapNode, functions: list[OneParentMap],
     return lambda number: dataset[int(positions[number])]
 
 
-def _place_of_sample(node: OneParentMap, index: int, functions: list[OneParentMap]) -> EpisodePlace | None:
+def _step_of_sample(node: OneParentMap, index: int, functions: list[OneParentMap]) -> EpisodeStep | None:
     leaf, at = _find_leaf(node.parent, index)
     if not isinstance(leaf, SampleIndex):
         return None
@@ -190,26 +190,26 @@ def _place_of_sample(node: OneParentMap, index: int, functions: list[OneParentMa
     if not isinstance(origins, SampleOrigins):
         return None
     epoch, number = divmod(at, leaf.count)
-    own, (episode, time) = origins.samples, origins.locate(number, epoch)
+    samples, (episode, time) = origins.samples, origins.locate(number, epoch)
     numbers, times = origins.list_steps(number, epoch)
     positions = epoch * leaf.total + leaf.first + numbers
-    every = np.arange(int(own.episodes.lengths[episode]))
-    return EpisodePlace(
-        dataset=own.name if "dataset_name" in own.episodes.columns else "",
-        episode=_number(own.episodes, episode),
+    every = np.arange(int(samples.episodes.lengths[episode]))
+    return EpisodeStep(
+        dataset=samples.name if "dataset_name" in samples.episodes.columns else "",
+        episode=_number(samples.episodes, episode),
         time=time,
         times=times,
         read_step=_rebuild(node, index_samples(leaf.total)._node, functions, positions),
-        read_episode=lambda: _read_plain(own, np.full(len(every), episode), every),
+        read_episode=lambda: _read_plain(samples, np.full(len(every), episode), every),
         draws_anew=any(not function.pure for function in functions),
     )
 
 
-def _place_of_trajectory(samples: Samples, index: int) -> EpisodePlace:
+def _step_of_trajectory(samples: Samples, index: int) -> EpisodeStep:
     episode = int(samples.chosen[index % len(samples.chosen)])
     times = samples.space.times(episode, index // len(samples.chosen))
     every = np.arange(int(samples.episodes.lengths[episode]))
-    return EpisodePlace(
+    return EpisodeStep(
         dataset=samples.name if "dataset_name" in samples.episodes.columns else "",
         episode=_number(samples.episodes, episode),
         time=None,
@@ -224,9 +224,9 @@ def _read_plain(samples: Samples, episode: np.ndarray, times: np.ndarray) -> Tre
     return plain.rows(episode, times, Draws(samples.seed, times, episode))
 
 
-def _place_of_frame(
+def _step_of_frame(
     node: OneParentMap, frames: _OpaqueFrames, index: int, functions: list[OneParentMap]
-) -> EpisodePlace | None:
+) -> EpisodeStep | None:
     leaf, at = _find_leaf(node.parent, index)
     if not isinstance(leaf, Range):
         return None
@@ -237,7 +237,7 @@ def _place_of_frame(
     first = int(ends[episode]) - length
     positions = epoch * leaf.length + first + np.arange(length)
     whole = epoch * len(frames._lengths) + episode
-    return EpisodePlace(
+    return EpisodeStep(
         dataset="",
         episode=episode,
         time=number - first,
@@ -248,9 +248,9 @@ def _place_of_frame(
     )
 
 
-def _place_of_window(
+def _step_of_window(
     node: OneParentMap, windows: _OffsetWindows, index: int, functions: list[OneParentMap]
-) -> EpisodePlace | None:
+) -> EpisodeStep | None:
     leaf, at = _find_leaf(node.parent, index)
     if not isinstance(leaf, Range):
         return None
@@ -259,7 +259,7 @@ def _place_of_window(
     episode = int(np.searchsorted(table.starts, frame, side="right")) - 1
     length, first = int(table.lengths[episode]), int(table.starts[episode])
     name = read_name(table, first)
-    return EpisodePlace(
+    return EpisodeStep(
         dataset=name,
         episode=_number(table, episode),
         time=frame - first,
@@ -271,7 +271,7 @@ def _place_of_window(
     )
 
 
-def _recognize_source(source: Any, index: int, functions: list[OneParentMap]) -> EpisodePlace | None:
+def _recognize_source(source: Any, index: int, functions: list[OneParentMap]) -> EpisodeStep | None:
     if isinstance(source, LeRobotSource):
         number = index % len(source)
         ends = np.cumsum(source.lengths)
@@ -280,7 +280,7 @@ def _recognize_source(source: Any, index: int, functions: list[OneParentMap]) ->
         first = int(ends[place]) - length
         row = int(source._table.starts[source._chosen[place]])
         steps = first + np.arange(length)
-        return EpisodePlace(
+        return EpisodeStep(
             dataset=redact.base_name(source.folder.path),
             episode=source.episodes[place],
             time=number - first,
@@ -294,7 +294,7 @@ def _recognize_source(source: Any, index: int, functions: list[OneParentMap]) ->
     if isinstance(source, EPISODES):
         episode = index % len(source)
         tree = functools.lru_cache(maxsize=1)(lambda: source[episode])
-        return EpisodePlace(
+        return EpisodeStep(
             dataset=name_episodes(source),
             episode=number_episode(source, episode),
             time=None,

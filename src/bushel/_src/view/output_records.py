@@ -196,8 +196,8 @@ def count_records(node: Node) -> int:
     """Return how many records one output of a pipeline is made of, roughly: to limit how many outputs are traced."""
     if isinstance(node, MapNode):
         return max(1, node.fan_in)
-    own = node.batch_size if isinstance(node, BatchStream) else 1
-    return own * max(map(count_records, node.parents), default=1)
+    per_output = node.batch_size if isinstance(node, BatchStream) else 1
+    return per_output * max(map(count_records, node.parents), default=1)
 
 
 SHARE_POINTS = 120

@@ -160,7 +160,7 @@ def find_nodes(last: Node, kind: type[Any]) -> list[Any]:
 
 def _describe_feature(node: PackedRows, number: int) -> FeaturePacking:
     name, capacity = list(node.options.capacities.items())[number]
-    pieces, rows = node.pieces, node.length
+    pieces, rows = node.row_plan, node.length
     sizes = pieces.sizes[:, number].astype(np.int64)
     pieces_of_row = np.diff(pieces.edges)
     filled = np.zeros(rows, dtype=np.int64)
@@ -347,8 +347,8 @@ class _WatchedBatches(Batches):
     def epochs(self) -> Epochs:
         return self.batches.epochs
 
-    def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
-        return self.batches.parts_of(indices)
+    def members_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+        return self.batches.members_of(indices)
 
     def make(self, block: Block, kind: int) -> Any:
         return _WatchedFunction(lambda rows: self.batches.make(list(rows), kind))(rows_of(block))
@@ -390,11 +390,15 @@ def count_cells(sizes: Sequence[Mapping[str, tuple[int, ...]]], batch: Any) -> d
     """
     found: dict[str, Cells] = {}
     for name, shape in _measure_leaves(batch).items():
-        own = [row.get(name) for row in sizes]
+        real_shapes = [row.get(name) for row in sizes]
         # Otherwise the function has made something else of the rows.
-        if len(shape) and len(own) <= shape[0] and all(one is not None and len(one) == len(shape) - 1 for one in own):
+        if (
+            len(shape)
+            and len(real_shapes) <= shape[0]
+            and all(one is not None and len(one) == len(shape) - 1 for one in real_shapes)
+        ):
             # A function that pads may also cut.
-            real = sum(math.prod(map(min, one, shape[1:])) for one in own if one is not None)
+            real = sum(math.prod(map(min, one, shape[1:])) for one in real_shapes if one is not None)
             found[name] = Cells(real, math.prod(shape))
     return found
 

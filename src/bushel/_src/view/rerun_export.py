@@ -19,7 +19,7 @@ from bushel._src.base.progress import Written
 from bushel._src.base.public import public
 from bushel._src.display import pictures as media
 from bushel._src.trajectory.encoded_images import Encoded, read_all
-from bushel._src.view.episode_lookup import EpisodePlace, find_place
+from bushel._src.view.episode_lookup import EpisodeStep, find_episode_step
 from bushel._src.view.robot_elements import (
     Camera,
     RobotSample,
@@ -88,8 +88,8 @@ def export_session(session: Session, path: str, elements: Iterable[int] | None =
     """Write elements of the last step of a session: see `to_rerun`. The file appears when it is complete."""
     rerun: Any = import_package("rerun", "rerun", "Files for Rerun")
     node = session.last.node
-    place = find_place(node, 0)
-    whole = place is not None and place.is_episode
+    episode_step = find_episode_step(node, 0)
+    whole = episode_step is not None and episode_step.is_episode
     if elements is None:
         end, length = session.start + (EPISODES if whole else SAMPLES), session.last.length
         elements = range(session.start, end if length is None else min(end, length))
@@ -127,7 +127,7 @@ def _write_elements(session: Session, writer: _Writer, elements: Iterable[int], 
         if not reading.has_element:
             continue
         if whole:
-            found = find_place(node, reading.index)
+            found = find_episode_step(node, reading.index)
             assert found is not None
             writer.write_episode(reading.element, found)
             count += 1
@@ -137,7 +137,7 @@ def _write_elements(session: Session, writer: _Writer, elements: Iterable[int], 
         for row, sample in enumerate(rows):
             if not isinstance(sample, Mapping):
                 continue
-            found = find_place(node, reading.index, row)
+            found = find_episode_step(node, reading.index, row)
             described = describe_sample(
                 sample, time=None if found is None else found.time, offsets=None if found is None else found.offsets
             )
@@ -176,16 +176,16 @@ class _Writer:
         self._named: set[str] = set()
         self._sample = 0
 
-    def write_episode(self, tree: Mapping[str, Any], place: EpisodePlace) -> None:
+    def write_episode(self, tree: Mapping[str, Any], episode_step: EpisodeStep) -> None:
         """A whole episode: everything over its steps."""
-        root = [*filter(None, place.dataset.split("/")), f"episode_{place.episode}"]
+        root = [*filter(None, episode_step.dataset.split("/")), f"episode_{episode_step.episode}"]
         length = count_rows(tree)
         if not length:
             return
         views = self._tabs.setdefault("/".join(root), _Views(" ".join(root)))
         for curve in describe_episode(tree):
             kind = "action" if curve.name.startswith("action") else "observation"
-            self._send_curve([*root, kind, curve.name], curve.values[0], np.arange(length), place.fps, views)
+            self._send_curve([*root, kind, curve.name], curve.values[0], np.arange(length), episode_step.fps, views)
         samples = [describe_sample(take_row(tree, step), time=step) for step in range(length)]
         cameras: dict[str, dict[int, Camera]] = {}
         for step, sample in enumerate(samples):
@@ -193,10 +193,10 @@ class _Writer:
                 cameras.setdefault(camera.name, {})[step] = camera
         for name, by_step in cameras.items():
             steps = np.array(list(by_step))
-            self._send_images([*root, "camera", name], list(by_step.values()), steps, place.fps, views)
-        self._send_texts([*root, "instruction"], [sample.instruction for sample in samples], place.fps, views)
+            self._send_images([*root, "camera", name], list(by_step.values()), steps, episode_step.fps, views)
+        self._send_texts([*root, "instruction"], [sample.instruction for sample in samples], episode_step.fps, views)
 
-    def write_sample(self, sample: RobotSample, place: EpisodePlace | None) -> None:
+    def write_sample(self, sample: RobotSample, episode_step: EpisodeStep | None) -> None:
         """One sample: its window, its chunk of actions, its goals."""
         views = self._tabs.setdefault("samples", _Views("samples"))
         recording, rerun = self._recording, self._rerun
@@ -222,7 +222,7 @@ class _Writer:
             self._name_series(entity, state.values.shape[-1])
             recording.log(entity, rerun.Scalars(np.where(state.real[0, -1], state.values[0, -1], np.nan)))
             views.curves[entity] = None
-        lines = [str(place)] if place is not None else [sample.dataset] if sample.dataset else []
+        lines = [str(episode_step)] if episode_step is not None else [sample.dataset] if sample.dataset else []
         lines += [sample.instruction] if sample.instruction else []
         entity = self._path(["samples", "instruction"])
         recording.log(entity, rerun.TextDocument("\n\n".join(lines)))

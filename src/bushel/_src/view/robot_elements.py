@@ -96,11 +96,11 @@ def _compare(table: Episodes) -> Names:
     first = folder.parquet(next(iter(folder.data_files.values())))
     rows = first.read_row_group(0, columns=["episode_index", *named]).slice(0, _COMPARED).to_pydict()
     episode = rows.pop("episode_index")[0]
-    own = np.arange(len(table)) if table.numbers is None else table.numbers
-    (places,) = np.nonzero(own == episode)
-    if not len(places):
+    numbers = np.arange(len(table)) if table.numbers is None else table.numbers
+    (positions,) = np.nonzero(numbers == episode)
+    if not len(positions):
         return {}
-    frames = table.starts[places[0]] + np.arange(min(_COMPARED, int(table.lengths[places[0]])))
+    frames = table.starts[positions[0]] + np.arange(min(_COMPARED, int(table.lengths[positions[0]])))
     stored = {name: np.asarray(values)[: len(frames)] for name, values in rows.items()}
     found: Names = {}
     for path, column in flatten_tree(table.columns).items():
@@ -261,10 +261,10 @@ class _SampleFinder:
         timestep = self._array("observation/timestep")
         self.slots = timestep.tolist() if timestep is not None and timestep.ndim == 1 else None
         """The steps of the slots of a window, in the layout of `bushel.trajectory`; None if there is no window."""
-        own = self._array("frame_index") if time is None else np.array(time)
-        if own is None and timestep is not None and timestep.ndim == 0:
-            own = timestep
-        self.time = int(own) if own is not None and own.ndim == 0 else None
+        given_time = self._array("frame_index") if time is None else np.array(time)
+        if given_time is None and timestep is not None and timestep.ndim == 0:
+            given_time = timestep
+        self.time = int(given_time) if given_time is not None and given_time.ndim == 0 else None
 
     def find(self) -> RobotSample:
         cameras, goals, actions, states = [], [], [], []
@@ -338,8 +338,8 @@ class _SampleFinder:
         times = None
         if self.slots is not None and len(self.slots) == slots:
             times = np.array(self.slots)[:, None] + np.arange(steps)
-        elif slots == 1 and (own := self._steps_of(path, steps)) is not None:
-            times = own[None]
+        elif slots == 1 and (steps_here := self._steps_of(path, steps)) is not None:
+            times = steps_here[None]
         elif slots == 1 and self.time is not None:
             times = self.time + np.arange(steps)[None]
         return [SampleCurves(_short(path), values, real, times)]

@@ -197,8 +197,8 @@ class Guard:
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         hosts = headers.get("host", [])
-        # A name that an attacker's DNS server has pointed at this machine would make its pages same-origin with ours.
-        if len(hosts) != 1 or not self._is_own_name(hosts[0]):
+        # An attacker whose DNS server points a name at this machine would make pages of the same origin as these.
+        if len(hosts) != 1 or not self._is_name_of_server(hosts[0]):
             return 403, "This address is not one of the page's own: open the address that Bushel has printed."
         if any(origin != f"http://{hosts[0]}" for origin in headers.get("origin", [])):
             return 403, "Another site has asked for this. Only the page itself may."
@@ -210,7 +210,7 @@ class Guard:
                 return 401, "The token is missing or wrong: open the address that Bushel has printed."
         return None
 
-    def _is_own_name(self, host: str) -> bool:
+    def _is_name_of_server(self, host: str) -> bool:
         name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
         if name.lower() in self._names:
             return True

@@ -45,7 +45,7 @@ class ActorHandle(PoolWorker):
 
     name: str
     handle: Any
-    place: ActorLocation | None = None
+    location: ActorLocation | None = None
     """Where it runs; None until it has started."""
     loading: int = 0
     """How many programs it is receiving. Until it has them, it computes nothing."""
@@ -72,7 +72,7 @@ class NodeFigures:
 
 def describe_death(error: BaseException, member: ActorHandle) -> str:
     """Return how an actor ended, as the end of a sentence, from what Ray says about it."""
-    where = "" if member.place is None else f" on node {member.place.host}"
+    where = "" if member.location is None else f" on node {member.location.host}"
     text = str(error)
     _, label, detail = text.partition("Worker exit detail: ")
     if not label:
@@ -125,7 +125,7 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
         self._thread.start()
 
     def _describe_worker(self, worker: ActorHandle) -> str:
-        where = "" if worker.place is None else f" (process {worker.place.pid} on node {worker.place.host})"
+        where = "" if worker.location is None else f" (process {worker.location.pid} on node {worker.location.host})"
         return f"Actor {worker.name}{where}"
 
     def _describe_start(self) -> list[str]:
@@ -138,7 +138,7 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
     def describe_nodes(self) -> tuple[str, ...]:
         """Return a line for each machine that has computed something."""
         with self._lock:
-            places = [member.place.node_id for member in self.workers if member.place is not None]
+            places = [member.location.node_id for member in self.workers if member.location is not None]
             return tuple(figures.describe(places.count(node)) for node, figures in self.nodes.items())
 
     def _wake(self) -> None:
@@ -214,11 +214,11 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
             return  # its jobs have gone to other actors
         error = future.exception()
         if error is None:
-            kind, *parts = future.result()
+            kind, *rest = future.result()
             if job is None:
-                getattr(self, f"_on_{kind}")(member, *parts)
+                getattr(self, f"_on_{kind}")(member, *rest)
             elif job in member.jobs:
-                getattr(self, f"_on_{kind}")(member, job, *parts)
+                getattr(self, f"_on_{kind}")(member, job, *rest)
             return
         known = self._ray.exceptions
         died = isinstance(error, (known.RayActorError, known.WorkerCrashedError, known.OutOfMemoryError))
@@ -230,11 +230,11 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
             # If a result is lost, the machine that held it is gone, and the actor with it.
             self._replace_worker(member, error, computing=died)
 
-    def _on_ready(self, member: ActorHandle, place: ActorLocation) -> None:
-        member.place, member.is_ready = place, True
-        self.nodes.setdefault(place.node_id, NodeFigures(place.node_id, place.host))
-        if cluster.asks_for_token() and not place.asks_for_token:
-            cluster.warn_of_open_node(place.host)
+    def _on_ready(self, member: ActorHandle, location: ActorLocation) -> None:
+        member.location, member.is_ready = location, True
+        self.nodes.setdefault(location.node_id, NodeFigures(location.node_id, location.host))
+        if cluster.asks_for_token() and not location.asks_for_token:
+            cluster.warn_of_open_node(location.host)
 
     def _on_loaded(self, member: ActorHandle) -> None:
         member.loading -= 1
@@ -247,8 +247,8 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
         """Copy the rows out of the object store, whose memory is free again at once, and end the job."""
         packed, memory = object_store.take_out(self.buffer, job, pickled, arrays)
         self._largest_bytes = max(packed.size_bytes, int(0.9 * self._largest_bytes))
-        assert member.place is not None
-        figures = self.nodes[member.place.node_id]
+        assert member.location is not None
+        figures = self.nodes[member.location.node_id]
         figures.blocks += 1
         figures.size_bytes += packed.size_bytes
         figures.busy_s += seconds
@@ -302,8 +302,8 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
     def _replace_worker(self, member: ActorHandle, error: BaseException, *, computing: bool) -> None:
         """Start an actor in the place of a dead one."""
         self._remove_worker(member)
-        if member.place is not None:
-            self.nodes[member.place.node_id].deaths += 1
+        if member.location is not None:
+            self.nodes[member.location.node_id].deaths += 1
         now, activity = time.monotonic(), WorkerActivity(Doing.NOTHING_ALONE)
         if computing and (job := member.running) is not None:
             activity = WorkerActivity(Doing.BLOCK, job.number)
@@ -314,10 +314,8 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
             self._start_worker(member.index)
 
     def _explain_deaths(self, worker: ActorHandle) -> str:
-        causes = [] if self._init_name is None else [f"Perhaps worker_init_fn={self._init_name} ends the actors."]
-        if worker.place is None and cluster.asks_for_token():
-            causes.append(cluster.MIXED)
-        return " ".join(causes)
+        where = "." if self._init_name is None else f", perhaps in worker_init_fn={self._init_name}."
+        return where + (cluster.MIXED if worker.location is None and cluster.asks_for_token() else "")
 
     def _update_announcements(self) -> None:
         careful = [member for member in self.workers if member.running and member.running.careful]
@@ -325,7 +323,7 @@ class ActorSupervisor(PoolSupervisor[ActorHandle]):
         for member in careful:
             activity, job = activities.get(member.name), member.running
             if job is not None and activity is not None and activity.doing is Doing.ROW:
-                job.announced, member.busy_since = activity.place, activity.since
+                job.announced, member.busy_since = activity.positions, activity.since
 
     def _get_announcer(self) -> Any:
         if self._announcer is None:

@@ -92,15 +92,15 @@ def take_out(buffer: ResultBuffer, job: Job, pickled: Any, arrays: list[np.ndarr
     at once, however long the consumer keeps its batches.
     """
     body = bytes(pickled.data) if isinstance(pickled, np.ndarray) else pickled
-    places, end = wire.lay_out(array.nbytes for array in arrays)
+    extents, end = wire.lay_out(array.nbytes for array in arrays)
     size = len(body) + sum(array.nbytes for array in arrays)
     slot = buffer.grant_slot(0) if arrays else None
     if slot is not None and end <= slot.arena.slot_bytes:
         job.slot = slot
-        packed = wire.Packed(body, places, [], size, end)
+        packed = wire.Packed(body, extents, [], size, end)
         memory = buffer.add_result(job, packed)
         assert memory is not None
-        for array, (start, length) in zip(arrays, places, strict=True):
+        for array, (start, length) in zip(arrays, extents, strict=True):
             np.frombuffer(memory[start : start + length], np.uint8)[:] = array
         return packed, memory
     if slot is not None:

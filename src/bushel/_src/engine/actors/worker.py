@@ -117,8 +117,10 @@ class ActorWorker:
         """Receive a program. Its large arrays stay in the object store of this machine, for all actors there."""
         try:
             with wire.track_pipeline_classes():
-                own = [bytearray(part.data) if part.nbytes < PRIVATE_BYTES else part.data for part in buffers]
-                self._programs[number] = pickle.loads(pickled, buffers=own)
+                copied_if_small = [
+                    bytearray(buffer.data) if buffer.nbytes < PRIVATE_BYTES else buffer.data for buffer in buffers
+                ]
+                self._programs[number] = pickle.loads(pickled, buffers=copied_if_small)
         except BaseException as error:
             return pack_broken(f"A worker on node {self._host} cannot load the pipeline.", error)
         return ("loaded",)

@@ -44,26 +44,26 @@ class PooledExecutor(Executor, Generic[S]):
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         assert isinstance(ticket, Job)
-        parts, seconds = self._wait_for_parts(ticket)
+        results, seconds = self._wait_for_results(ticket)
         try:
-            rows = [wire.unpack(packed, memory) for packed, _, memory in parts]
+            rows = [wire.unpack(packed, memory) for packed, _, memory in results]
         except Exception:
             # A class cannot rebuild one of its objects from the pickle. A worker computes the block again and pickles
             # each row by itself, so that only the rows that fail are lost.
             again = self._supervisor.submit(ticket.task, row_by_row=True)
-            parts, _ = self._wait_for_parts(again)
-            pickles = _join(parts, [wire.unpack(packed, memory) for packed, _, memory in parts])
+            results, _ = self._wait_for_results(again)
+            pickles = _join(results, [wire.unpack(packed, memory) for packed, _, memory in results])
             pickles.failure = pickles.failure or again.error_after_rows
             again.footprint.released = True
             program = ticket.task.program
             return convert_rows(pickle.loads, program, pickles, locate_rebuild_error), seconds
         finally:
             ticket.footprint.released = True
-        result = _join(parts, rows)
+        result = _join(results, rows)
         result.failure = result.failure or ticket.error_after_rows
         return result, seconds
 
-    def _wait_for_parts(self, job: Job) -> tuple[list[PackedResult], float]:
+    def _wait_for_results(self, job: Job) -> tuple[list[PackedResult], float]:
         self._supervisor.mark_urgent(job)
         return tasks.wait_for_result(job.done, lambda: self._supervisor.describe_progress(job))
 
@@ -86,10 +86,13 @@ class PooledExecutor(Executor, Generic[S]):
         return Pool(self.kind, self.parallelism, "", deaths=deaths, nodes=nodes)
 
 
-def _join(parts: list[PackedResult], rows: list[Any]) -> Result:
-    """Return the result of a job, from its parts and the rows of each part."""
+def _join(results: list[PackedResult], rows: list[Any]) -> Result:
+    """Return the result of a job, from its packed results and the rows of each."""
     return join_results(
-        [unpack_result(one, packed.size_bytes, details) for one, (packed, details, _) in zip(rows, parts, strict=True)]
+        [
+            unpack_result(one, packed.size_bytes, details)
+            for one, (packed, details, _) in zip(rows, results, strict=True)
+        ]
     )
 
 

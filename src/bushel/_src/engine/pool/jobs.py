@@ -53,7 +53,7 @@ class GrantedSlot(NamedTuple):
 
 
 PackedResult = tuple[Packed, Details, "memoryview | None"]
-"""A result, or a part of one: the rows, all else, and the memory of the slot in which large arrays are."""
+"""The result of all rows of a task or of some: rows, all else, and the memory of the slot with the large arrays."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -97,12 +97,12 @@ class Job(Ticket):
     """Whether it runs row by row, because a worker has died over its positions."""
     at: int = 0
     """The first position that has no result yet."""
-    parts: list[PackedResult] = dataclasses.field(default_factory=list)
+    results: list[PackedResult] = dataclasses.field(default_factory=list)
     """The results before `at`, if a job that runs row by row sends each of them as soon as it has it."""
     counts: list[int] | None = None
-    """How many elements each counting step has seen before `at`, if there are parts."""
+    """How many elements each counting step has seen before `at`, if there are results before it."""
     seconds: float = 0.0
-    """How long the parts took."""
+    """How long these results took."""
     announced: tuple[int, int] | None = None
     """The positions that the worker computes now, if the job runs row by row, and if the pool knows them."""
     timeouts: int = 0
@@ -215,7 +215,7 @@ class ResultBuffer:
     def add_result(self, job: Job, packed: Packed) -> memoryview | None:
         """Add a job's result to the account. Return the memory of its slot, if the result has arrays there."""
         memory, slot = None, -1
-        if packed.places and job.slot is not None:
+        if packed.extents and job.slot is not None:
             job.footprint.arena, slot = job.slot
             memory = job.footprint.arena.lease(slot)
             job.slot = None  # the end of the lease frees the slot
@@ -230,9 +230,9 @@ class ResultBuffer:
             )  # now and not when it was granted: the worker has touched its pages
         return memory
 
-    def add_part(self, job: Job, packed: Packed) -> None:
-        """Add a part of a job's result to the account. Parts are sent as copies, since they are small and rare."""
-        if not job.parts:
+    def add_result_of_rows(self, job: Job, packed: Packed) -> None:
+        """Add the result of some rows of a job to the account. It is sent as a copy, since it is small and rare."""
+        if not job.results:
             self._unreleased.append(job.footprint)
         job.footprint.heap_bytes += packed.heap_bytes
 

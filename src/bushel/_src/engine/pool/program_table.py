@@ -153,7 +153,7 @@ class ProgramTable(Generic[T]):
 
     def __init__(self, put: Callable[[Program | StreamProgram], T]):
         self._put = put
-        self._shared: dict[int, T] = {}
+        self._stored: dict[int, T] = {}
         self._numbers: weakref.WeakKeyDictionary[Program | StreamProgram, int] = weakref.WeakKeyDictionary()
         self._unused_numbers = itertools.count()
         # A program is collected on any thread, at any moment. All that may be done there is to put its number here.
@@ -164,9 +164,9 @@ class ProgramTable(Generic[T]):
         """Return the number of a program, which is added if it is new; or an error that names what cannot be sent."""
         number = self._numbers.get(program)
         if number is None:
-            shared = pickle_or_explain(self._put, program, lambda: _find_operation(program)[0])
+            stored = pickle_or_explain(self._put, program, lambda: _find_operation(program)[0])
             number = next(self._unused_numbers)
-            self._shared[number] = shared
+            self._stored[number] = stored
             # cloudpickle holds them weakly. Without this list a class could be gone when a result names it.
             self._classes = wire.list_sent_classes()
             self._numbers[program] = number
@@ -174,19 +174,19 @@ class ProgramTable(Generic[T]):
         return number
 
     def get(self, number: int) -> T:
-        return self._shared[number]
+        return self._stored[number]
 
     def remove_collected(self) -> list[int]:
         """Remove the programs that nobody holds any more. Return their numbers."""
         numbers = []
         while not self._collected.empty():
             numbers.append(self._collected.get())
-            del self._shared[numbers[-1]]
+            del self._stored[numbers[-1]]
         return numbers
 
     def clear(self) -> None:
         """Free the shared memory."""
-        self._shared.clear()
+        self._stored.clear()
 
 
 def _find_operation(program: Program | StreamProgram) -> tuple[str, Any]:

@@ -200,32 +200,32 @@ def has_failed(details: Details) -> bool:
     return details[3] is not None
 
 
-def join_results(parts: list[Result]) -> Result:
-    """Return the result of a block whose rows were computed in parts. Only the last part may have an error."""
-    if len(parts) == 1:
-        return parts[0]
+def join_results(results: list[Result]) -> Result:
+    """Return the result of a block from the results of its rows, in order. Only the last one may have an error."""
+    if len(results) == 1:
+        return results[0]
     total: Tally = {}
-    for part in parts:
-        measurements.add(total, part.tally or {})
-    judged = [part.stays for part in parts if part.stays]  # a part that failed has none
+    for result in results:
+        measurements.add(total, result.tally or {})
+    judged = [result.stays for result in results if result.stays]  # a result with an error has none
     return Result(
-        blocks.join([part.rows for part in parts]),
-        np.concatenate([part.marks for part in parts]),
-        parts[-1].after if parts[-1].failure is None else parts[-2].after,
-        parts[-1].failure,
-        [skipped for part in parts for skipped in part.skipped],
+        blocks.join([result.rows for result in results]),
+        np.concatenate([result.marks for result in results]),
+        results[-1].after if results[-1].failure is None else results[-2].after,
+        results[-1].failure,
+        [skipped for result in results for skipped in result.skipped],
         stays=[_join_stays(one) for one in zip(*judged)],
-        tally=None if parts[0].tally is None else total,
-        work_s=sum(part.work_s for part in parts),
-        size_bytes=sum(part.size_bytes or 0 for part in parts),
+        tally=None if results[0].tally is None else total,
+        work_s=sum(result.work_s for result in results),
+        size_bytes=sum(result.size_bytes or 0 for result in results),
     )
 
 
 def _join_stays(stays: tuple[list[bool] | int, ...]) -> list[bool] | int:
-    """Return which elements of all parts have stayed in one step; their number if all of them have."""
-    if all(isinstance(part, int) for part in stays):
-        return sum(part for part in stays if isinstance(part, int))
-    return [stay for part in stays for stay in ([True] * part if isinstance(part, int) else part)]
+    """Return which elements of all results have stayed in one step; their number if all of them have."""
+    if all(isinstance(stayed, int) for stayed in stays):
+        return sum(stayed for stayed in stays if isinstance(stayed, int))
+    return [stay for stayed in stays for stay in ([True] * stayed if isinstance(stayed, int) else stayed)]
 
 
 def convert_rows(

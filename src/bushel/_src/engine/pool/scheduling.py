@@ -156,7 +156,7 @@ class Blame:
         self,
         program: int | None,
         row: tuple[int, int],
-        place: tuple[int, int],
+        positions: tuple[int, int],
         begun: tuple[float, float],
         now: float,
         index: int | None = None,
@@ -166,7 +166,7 @@ class Blame:
         Args:
           program: the number of the program whose row it computed; None if it ran `worker_init_fn`.
           row: the positions of the row.
-          place: those that it computed when it died, which are part of the row.
+          positions: those that it computed when it died, of the elements that the row is made of.
           begun: when it had begun with the row, and with these positions.
           index: the place of the worker in the pool, if another worker will try the row there, alone.
         """
@@ -184,7 +184,7 @@ class Blame:
             pause_s = begun[0] - suspicion.deaths[-1].when
             suspicion.quiet_s += pause_s
             suspicion.longest_pause_s = max(suspicion.longest_pause_s, pause_s)
-        suspicion.deaths.append(Death(now, *place, now - begun[1], now - begun[0]))
+        suspicion.deaths.append(Death(now, *positions, now - begun[1], now - begun[0]))
         suspicion.index = index
         usual = FIRST_PAUSE_S * 2 ** min(len(suspicion.deaths) - 1, 30)
         longest_run_s = max(death.row_s for death in suspicion.deaths)

@@ -357,7 +357,7 @@ class PoolSupervisor(abc.ABC, Generic[W]):
             self._judge_timeout(worker, activity)
         elif activity.doing is Doing.ROW and job is not None:
             job.careful = True
-            suspicion = self._blame.record_death_alone(job.program, activity.row, activity.place, begun, now, alone)
+            suspicion = self._blame.record_death_alone(job.program, activity.row, activity.positions, begun, now, alone)
             killer = suspicion.find_killer()
             # If the consumer has dropped the job, nobody would read the error. The deaths count for the job that has
             # the same positions now.
@@ -397,11 +397,11 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         """Handle the death of a worker that the pool itself has killed, because of `timeout_s`."""
         for job in [job for job in worker.jobs if job.timeouts]:
             job.careful = True
-            place, job.overdue = job.overdue, None
-            if place is not None and place[0] >= job.at and not job.footprint.released:
+            positions, job.overdue = job.overdue, None
+            if positions is not None and positions[0] >= job.at and not job.footprint.released:
                 unit = job.task.program.unit
-                row = job.task.low + (place[0] - job.task.low) // unit * unit
-                self._end_before(worker, job, row, *place, None, activity.counted)
+                row = job.task.low + (positions[0] - job.task.low) // unit * unit
+                self._end_before(worker, job, row, *positions, None, activity.counted)
 
     def _end_before(
         self, worker: W, job: Job, row: int, low: int, high: int, explain: Callable[[str], str] | None, counted: int
@@ -414,8 +414,8 @@ class PoolSupervisor(abc.ABC, Generic[W]):
         if row > job.at:
             job.error_after_rows, job.high, job.careful, job.timeouts = error, row, False, 0
             return
-        job.error_after_rows = error if job.parts else None
-        self._settle(job, (job.parts, job.seconds) if job.parts else error)
+        job.error_after_rows = error if job.results else None
+        self._settle(job, (job.results, job.seconds) if job.results else error)
         worker.jobs.remove(job)
 
     def _count_fruitless(self, worker: W, how: str, now: float) -> float:

@@ -247,7 +247,7 @@ class Packed:
     """An object as a message: its pickle, and its large arrays either in a slot or as copies in the message."""
 
     pickled: bytes
-    places: list[tuple[int, int]] | None
+    extents: list[tuple[int, int]] | None
     """(offset, size) of each large array in the slot; None if the arrays are in `copies`."""
     copies: list[bytes] | list[memoryview]
     """The large arrays, if they are not in the slot. A memoryview is aligned already."""
@@ -262,7 +262,7 @@ class Packed:
         return len(self.pickled) + sum(map(len, self.copies))
 
     def __reduce__(self) -> Any:  # faster than that of a dataclass with slots, which lists its fields each time
-        return Packed, (self.pickled, self.places, self.copies, self.size_bytes, self.slot_bytes)
+        return Packed, (self.pickled, self.extents, self.copies, self.size_bytes, self.slot_bytes)
 
 
 Pickled = tuple[bytes, list[pickle.PickleBuffer]]
@@ -311,12 +311,12 @@ def dumps_for_consumer(value: Any) -> bytes:
 
 def lay_out(sizes: Iterable[int], start: int = 0) -> tuple[list[tuple[int, int]], int]:
     """Return (offset, size) of buffers that lie one after the other, each aligned, and the end of the last one."""
-    places, end = [], start
+    extents, end = [], start
     for size in sizes:
         offset = -(-end // ALIGNMENT) * ALIGNMENT
-        places.append((offset, size))
+        extents.append((offset, size))
         end = offset + size
-    return places, end
+    return extents, end
 
 
 def pack(value: Any, slot: Slot | None) -> Packed:
@@ -327,16 +327,16 @@ def pack(value: Any, slot: Slot | None) -> Packed:
     body, buffers = pickle_for_consumer(value)
     size = sum(buffer.raw().nbytes for buffer in buffers)
     wanted = size + ALIGNMENT * len(buffers) + (0 if slot is None else slot.used)
-    places = _copy_into_slot(buffers, slot) if slot is not None else None
-    if slot is not None and places is not None:
+    extents = _copy_into_slot(buffers, slot) if slot is not None else None
+    if slot is not None and extents is not None:
         wanted = slot.used  # without the arrays that were made there, which `size` counts once more
-    copies = [] if places is not None else [bytes(buffer.raw()) for buffer in buffers]
-    return Packed(body, places, copies, size + len(body), wanted)
+    copies = [] if extents is not None else [bytes(buffer.raw()) for buffer in buffers]
+    return Packed(body, extents, copies, size + len(body), wanted)
 
 
 def _copy_into_slot(buffers: list[pickle.PickleBuffer], slot: Slot) -> list[tuple[int, int]] | None:
     """Return (offset, size) of each buffer in the slot; None if they do not fit."""
-    places: list[tuple[int, int]] = []
+    extents: list[tuple[int, int]] = []
     for buffer in buffers:
         raw = buffer.raw()
         flat = np.frombuffer(raw, dtype=np.uint8)
@@ -346,23 +346,23 @@ def _copy_into_slot(buffers: list[pickle.PickleBuffer], slot: Slot) -> list[tupl
             if offset is None:
                 return None
             np.frombuffer(slot.view(offset, raw.nbytes), dtype=np.uint8)[:] = flat
-        places.append((offset, raw.nbytes))
-    return places
+        extents.append((offset, raw.nbytes))
+    return extents
 
 
 def unpack(packed: Packed, memory: memoryview | None) -> Any:
     """Return the object again. Its large arrays look into `memory`, the slot, or into aligned copies."""
-    if packed.places is None:
-        parts = [part if isinstance(part, memoryview) else copy_aligned(part) for part in packed.copies]
-        return pickle.loads(packed.pickled, buffers=parts)
-    if not packed.places:
+    if packed.extents is None:
+        buffers = [data if isinstance(data, memoryview) else copy_aligned(data) for data in packed.copies]
+        return pickle.loads(packed.pickled, buffers=buffers)
+    if not packed.extents:
         return pickle.loads(packed.pickled)
     assert memory is not None
-    return pickle.loads(packed.pickled, buffers=[memory[offset : offset + size] for offset, size in packed.places])
+    return pickle.loads(packed.pickled, buffers=[memory[offset : offset + size] for offset, size in packed.extents])
 
 
-def copy_aligned(part: Any) -> memoryview:
+def copy_aligned(data: Any) -> memoryview:
     """Copy bytes to where JAX on a CPU can use them without another copy."""
-    array = base_memory.empty((len(part),), np.uint8)
-    array[:] = np.frombuffer(part, dtype=np.uint8)
+    array = base_memory.empty((len(data),), np.uint8)
+    array[:] = np.frombuffer(data, dtype=np.uint8)
     return array.data

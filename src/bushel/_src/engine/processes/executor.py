@@ -230,7 +230,7 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
         if job.program not in worker.programs:
             program = self._programs.get(job.program)
             self._connections.send(
-                worker, "program", job.program, program.size, program.places, descriptors=(program.descriptor,)
+                worker, "program", job.program, program.size, program.extents, descriptors=(program.descriptor,)
             )
             worker.programs[job.program] = isinstance(job.task.program, StreamProgram)
         slot = None
@@ -241,9 +241,9 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
                 worker.arena = arena
         given, descriptors = job.start, ()
         if job.rows is not None:
-            given, descriptors = (job.rows.size, job.rows.places, job.task.low), (job.rows.descriptor,)
+            given, descriptors = (job.rows.size, job.rows.extents, job.task.low), (job.rows.descriptor,)
         numbers = (job.number, job.program, job.at, job.high)
-        rest = (job.counts if job.parts else job.task.counts, slot, job.careful, job.row_by_row, given)
+        rest = (job.counts if job.results else job.task.counts, slot, job.careful, job.row_by_row, given)
         self._connections.send(worker, "task", *numbers, *rest, descriptors=descriptors)
 
     def _send_forget(self, worker: ProcessHandle, program: int) -> None:
@@ -276,20 +276,20 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
         job = worker.jobs[0]
         assert job.number == number, "workers answer in order"
         worker.busy_since = time.monotonic()
-        self.buffer.add_part(job, packed)
-        job.parts.append((packed, details, None))
+        self.buffer.add_result_of_rows(job, packed)
+        job.results.append((packed, details, None))
         self._note_progress(job.program, job.at, end)
         job.at = job.high if has_failed(details) else end
         job.counts, job.seconds = counts, job.seconds + seconds
 
     def _on_rows(self, worker: ProcessHandle, number: int) -> None:
         job, task = worker.jobs[0], worker.jobs[0].task
-        if task.asks and not has_failed(job.parts[-1][1]):
+        if task.asks and not has_failed(job.results[-1][1]):
             for step, after in enumerate(job.counts or ()):
                 before = task.ledger.before(step, task.number)
                 assert before is not None, "the first row has asked for it"
                 task.ledger.report(step, task.number, after - before)
-        self._finish_first(worker, number, (job.parts, job.seconds))
+        self._finish_first(worker, number, (job.results, job.seconds))
 
     def _on_done(
         self, worker: ProcessHandle, number: int, packed: wire.Packed, details: Details, seconds: float
@@ -352,7 +352,7 @@ class ProcessSupervisor(PoolSupervisor[ProcessHandle]):
     def _update_announcement(self, worker: ProcessHandle) -> None:
         activity, jobs = worker.whereabouts.read(), list(worker.jobs)
         if jobs and activity.doing is Doing.ROW and activity.job == jobs[0].number:
-            jobs[0].announced = activity.place
+            jobs[0].announced = activity.positions
             if worker.seen_since != activity.since:  # it has begun with another element since the last look
                 worker.seen_since, worker.busy_since = activity.since, time.monotonic()
 

@@ -154,16 +154,16 @@ class SharedObject:
     def __init__(self, value: Any, *, portable: bool):
         pickled, buffers = wire.pickle_for_worker(value)
         self.size = len(pickled)
-        self.places, end = wire.lay_out((buffer.raw().nbytes for buffer in buffers), self.size)
+        self.extents, end = wire.lay_out((buffer.raw().nbytes for buffer in buffers), self.size)
         self.descriptor = make_anonymous_file(max(end, 1), portable=portable)
         # Not at exit: the pool's thread may still be sending this descriptor, whose number another file could get.
         weakref.finalize(self, os.close, self.descriptor).atexit = False
         write_all(self.descriptor, pickled, 0)
-        for buffer, (start, _) in zip(buffers, self.places, strict=True):
+        for buffer, (start, _) in zip(buffers, self.extents, strict=True):
             write_all(self.descriptor, buffer.raw(), start)
 
 
-def load_object(descriptor: int, size: int, places: list[tuple[int, int]]) -> Any:
+def load_object(descriptor: int, size: int, extents: list[tuple[int, int]]) -> Any:
     """Return the object of a `SharedObject`, in a worker. Close the descriptor.
 
     The mapping is copy-on-write: workers share its pages, and a function that writes into an array changes only the
@@ -171,7 +171,7 @@ def load_object(descriptor: int, size: int, places: list[tuple[int, int]]) -> An
     """
     view = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
     os.close(descriptor)
-    return pickle.loads(view[:size], buffers=[view[offset : offset + length] for offset, length in places])
+    return pickle.loads(view[:size], buffers=[view[offset : offset + length] for offset, length in extents])
 
 
 def put_rows(rows: Any, *, portable: bool) -> SharedObject:

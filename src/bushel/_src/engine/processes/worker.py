@@ -106,11 +106,11 @@ class _ProcessWorker:
             self._give_up("worker_init_fn failed.", error)
         self._whereabouts.end()
 
-    def _on_program(self, number: int, size: int, places: list[tuple[int, int]], descriptor: int) -> None:
+    def _on_program(self, number: int, size: int, extents: list[tuple[int, int]], descriptor: int) -> None:
         self._whereabouts.begin(Doing.LOADING, number)
         try:
             with wire.track_pipeline_classes():
-                self._programs[number] = load_object(descriptor, size, places)
+                self._programs[number] = load_object(descriptor, size, extents)
         except BaseException as error:
             self._give_up("A worker process cannot load the pipeline.", error)
         self._whereabouts.end()
@@ -182,11 +182,11 @@ class _ProcessWorker:
                 self._run_rows(task, runs, low, high, counts, given, first, pack)
                 answer = ("rows", task)
             else:
-                in_place = None if slot is None else slot.make_array
+                allocator = None if slot is None else slot.make_array
                 count_before = self._make_count_before(task, counts, "count")
                 announce = functools.partial(where.begin, Doing.ROW, task) if careful else None
                 where.begin(Doing.BLOCK, task, low, high)
-                result = run_task(runs, low, high, count_before, announce, given, in_place)
+                result = run_task(runs, low, high, count_before, announce, given, allocator)
                 if announce is not None:
                     pack_each_row(runs, low, result, announce)
                     where.begin(Doing.BLOCK, task, low, high)

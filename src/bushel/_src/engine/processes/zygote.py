@@ -132,13 +132,13 @@ class Starter:
 
     def start(self, *, fork: bool) -> tuple[Channel, int]:
         """Start a worker. Return the channel to it, and its process number."""
-        ours, theirs = socket.socketpair()
+        consumers_end, workers_end = socket.socketpair()
         with contextlib.ExitStack() as unless_started:
-            unless_started.callback(ours.close)
-            with self._lock, theirs:
-                pid = self._fork(theirs.fileno()) if fork else self._spawn(theirs.fileno())
+            unless_started.callback(consumers_end.close)
+            with self._lock, workers_end:
+                pid = self._fork(workers_end.fileno()) if fork else self._spawn(workers_end.fileno())
             unless_started.pop_all()
-        return Channel(ours), pid
+        return Channel(consumers_end), pid
 
     def _spawn(self, descriptor: int) -> int:
         """Start a worker as a new process of Python."""
@@ -253,13 +253,13 @@ class Starter:
     def _get_channel(self) -> Channel:
         """Return the channel to the zygote, which is started if there is none."""
         if self._channel is None or self._owner != os.getpid():
-            ours, theirs = socket.socketpair()
+            consumers_end, workers_end = socket.socketpair()
             with contextlib.ExitStack() as unless_started:
-                unless_started.callback(ours.close)
-                with theirs:
-                    self._process = _start_python("zygote.main", theirs.fileno())
+                unless_started.callback(consumers_end.close)
+                with workers_end:
+                    self._process = _start_python("zygote.main", workers_end.fileno())
                 unless_started.pop_all()
-            self._channel, self._owner = Channel(ours), os.getpid()
+            self._channel, self._owner = Channel(consumers_end), os.getpid()
         return self._channel
 
 

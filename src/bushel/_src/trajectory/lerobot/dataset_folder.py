@@ -193,7 +193,7 @@ def _list_names(names: Any, shape: tuple[int, ...]) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class VideoPlace:
+class VideoSpan:
     """Where the frames of one episode and camera are: a file, and the span of time in it, in seconds.
 
     Attributes:
@@ -406,7 +406,7 @@ class LeRobotFolder:
         for episode in self.episode_facts:
             for camera in self.cameras:
                 with contextlib.suppress(ValueError, KeyError, IndexError):
-                    yield self.video_place(episode, camera.name).path
+                    yield self.find_video_span(episode, camera.name).path
 
     def _meta_files(self) -> list[str]:
         rest = self._episode_files if self.version == 3 else ["meta/episodes.jsonl"]
@@ -472,15 +472,15 @@ class LeRobotFolder:
             for episode in self.episode_facts
         }
 
-    def video_place(self, episode: int, camera: str) -> VideoPlace:
+    def find_video_span(self, episode: int, camera: str) -> VideoSpan:
         """Return where the frames of an episode and camera are. Raise ValueError where `meta` does not say it."""
         template = self.info.get("video_path")
         if not template:
             raise ValueError("meta/info.json has no video_path.")
         if self.version == 2:
             chunk = episode // int(self.info.get("chunks_size") or 1000)
-            place = {"episode_chunk": chunk, "video_key": camera, "episode_index": episode}
-            return VideoPlace(self._fill("video_path", template, **place), 0.0)
+            values_of_path = {"episode_chunk": chunk, "video_key": camera, "episode_index": episode}
+            return VideoSpan(self._fill("video_path", template, **values_of_path), 0.0)
         facts = self.episode_facts.get(episode)
         if facts is None:
             raise ValueError("meta/episodes has no row for this episode.")
@@ -492,10 +492,10 @@ class LeRobotFolder:
                     f"meta/episodes has the value {value} for videos/{camera}/{part}, which is not a finite number."
                 )
             values.append(value)
-        place = {"video_key": camera, "chunk_index": int(values[0]), "file_index": int(values[1])}
+        values_of_path = {"video_key": camera, "chunk_index": int(values[0]), "file_index": int(values[1])}
         stop = facts.get(f"videos/{camera}/to_timestamp")
         stop_s = float(stop) if isinstance(stop, (int, float)) and math.isfinite(stop) else None
-        return VideoPlace(self._fill("video_path", template, **place), float(values[2]), stop_s)
+        return VideoSpan(self._fill("video_path", template, **values_of_path), float(values[2]), stop_s)
 
     def _fill(self, name: str, template: Any, **values: int | str) -> str:
         """Return the name of a file by a template of `meta/info.json`. An unusual template raises DamagedFile."""

@@ -1,7 +1,7 @@
-"""`LeRobotImages`: the pictures of a LeRobot data set by their places, in videos and in rows of Parquet files.
+"""`LeRobotImages`: the pictures of a LeRobot data set by their addresses, in videos and in rows of Parquet files.
 
 The records are numbered: first the video files, then the features that are images in rows, then the faults. The start
-of a place is the number of a frame in its video, or of a row among the rows of all files.
+of an address is the number of a frame in its video, or of a row among the rows of all files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bushel._src.base.state_names import in_states
 from bushel._src.index import int64
 from bushel._src.sources.parquet import ParquetDataSource
 from bushel._src.sources.paths import Options
-from bushel._src.trajectory.encoded_images import ImageParts
+from bushel._src.trajectory.encoded_images import ImageFiles
 from bushel._src.trajectory.lerobot.dataset_folder import DepthCode
 from bushel._src.trajectory.pixels import pack_pixels
 from bushel._src.trajectory.video_files import VideoFiles
@@ -66,13 +66,13 @@ class Catalog:
         "_lock": None,
     },
 )
-class LeRobotImages(ImageParts):
-    """Reads frames of videos and images in rows. A place is (record, start, size).
+class LeRobotImages(ImageFiles):
+    """Reads frames of videos and images in rows. An address is (record, start, size).
 
     `read` returns frames of videos as packed pixels (`pixels.py`); `read_into` decodes them into arrays. The
     size of an image in a row is not known before it is read: it is 1.
 
-    A place of a fault raises DamagedFile when it is read, so that the other episodes can be used.
+    The address of a fault raises DamagedFile when it is read, so that the other episodes can be used.
     """
 
     def __init__(self, folder: str, catalog: Catalog, tables: PacketTables, options: Options | None = None):
@@ -163,7 +163,7 @@ class LeRobotImages(ImageParts):
             raise DamagedFile(f"{self.describe(record, row)}: there is no image, but {type(value).__name__}.")
         return content
 
-    def select_file(self, record: int) -> tuple[ImageParts, int]:
+    def select_file(self, record: int) -> tuple[ImageFiles, int]:
         """This reader itself: what is pickled of it is small, since its tables are mapped."""
         return self, record
 

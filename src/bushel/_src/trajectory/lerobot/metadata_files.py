@@ -343,15 +343,15 @@ def _describe_episode(
     }
     statistics: dict[str, Any] = {}
     for camera in (*description.cameras, *description.stills):
-        own = facts["cameras"][camera]["episodes"][place]
+        clip = facts["cameras"][camera]["episodes"][place]
         if camera in description.cameras:
             row |= {
                 f"videos/{camera}/chunk_index": chunk,
                 f"videos/{camera}/file_index": file,
-                f"videos/{camera}/from_timestamp": own["first"] / fps,
-                f"videos/{camera}/to_timestamp": (own["first"] + length) / fps,
+                f"videos/{camera}/from_timestamp": clip["first"] / fps,
+                f"videos/{camera}/to_timestamp": (clip["first"] + length) / fps,
             }
-        statistics[camera] = summarize_pixels(np.array(own["histogram"]), own["sampled"])
+        statistics[camera] = summarize_pixels(np.array(clip["histogram"]), clip["sampled"])
     for name, values in description.columns(table, episode, fps).items():
         if values.dtype != object:
             statistics[name] = summarize_numbers(values)

@@ -19,7 +19,7 @@ from bushel._src.trajectory.config_values import refuse_unknown
 from bushel._src.trajectory.data_utils import to_objects
 from bushel._src.trajectory.encoded_images import Encoded
 from bushel._src.trajectory.episode_builder import EpisodeBuilder, parse_split
-from bushel._src.trajectory.episodes import Episodes, Images, find_parts
+from bushel._src.trajectory.episodes import Episodes, Images, find_image_files
 from bushel._src.trajectory.lerobot.dataset_folder import LeRobotFeature, LeRobotFolder
 from bushel._src.trajectory.lerobot.image_parts import Catalog, LeRobotImages, pixel_dtype
 from bushel._src.trajectory.lerobot.table import TASK, BadEpisodes, open_table
@@ -78,12 +78,12 @@ class LeRobotBuilder(EpisodeBuilder):
         self._table = open_table(folder, tolerance_s=tolerance_s, on_error=on_error, cache_dir=cache_dir)
         assert self._table.numbers is not None
         places = {episode: place for place, episode in enumerate(self._table.numbers.tolist())}
-        listed = {split: [places[e] for e in own if e in places] for split, own in folder.splits.items()}
+        listed = {split: [places[e] for e in numbers if e in places] for split, numbers in folder.splits.items()}
         folder.forget()
-        self._positions = {split: np.array(own, np.int64) for split, own in listed.items()}
+        self._positions = {split: np.array(numbers, np.int64) for split, numbers in listed.items()}
         if list(listed) == ["train"]:
             self._positions = {"train": np.arange(len(self._table))}  # rows may have episodes that `meta` lacks
-        self.splits = {split: len(own) for split, own in self._positions.items()}
+        self.splits = {split: len(numbers) for split, numbers in self._positions.items()}
 
     def episodes(self, split: str = "all") -> LeRobotEpisodes:
         """Return the episodes of a split: "train", "all", "train[:95%]", "train[10:20]" ..."""
@@ -92,7 +92,7 @@ class LeRobotBuilder(EpisodeBuilder):
 
     def positions(self, split: str) -> np.ndarray:
         """Return the positions of the episodes of a split among all episodes: int64."""
-        shards = {name: [len(own)] for name, own in self._positions.items()}
+        shards = {name: [len(numbers)] for name, numbers in self._positions.items()}
         return np.concatenate([self._positions[name][low:high] for name, low, high in parse_split(split, shards)])
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class LeRobotEpisodes:
 
     @property
     def parts(self) -> LeRobotImages:
-        """The reader of pictures by their places."""
+        """The reader of pictures by their addresses."""
         for column in self._table._image_columns:
             if isinstance(column.parts, LeRobotImages):
                 return column.parts
@@ -174,7 +174,7 @@ class LeRobotEpisodes:
 
 def _make_handles(column: Images, frames: np.ndarray) -> np.ndarray:
     """Handle of pictures, also of those that are masked: a trajectory has handles in all steps, or in none."""
-    return to_objects([Encoded(column.parts, *place) for place in column.places[frames].tolist()])
+    return to_objects([Encoded(column.parts, *address) for address in column.addresses[frames].tolist()])
 
 
 @public("bushel.trajectory")
@@ -329,17 +329,17 @@ class LeRobotSource:
         targets: list[np.ndarray] = []
         for name, rows in wanted.items():
             column: Images = self._table.columns[name]
-            places = column.places[rows.ravel()]
-            shape = self._parts.pixel_shape(int(places[0, 0])) if len(places) else None
+            addresses = column.addresses[rows.ravel()]
+            shape = self._parts.pixel_shape(int(addresses[0, 0])) if len(addresses) else None
             if shape is None:
-                out[name] = self._decode_rows(places, name, rows.shape)
+                out[name] = self._decode_rows(addresses, name, rows.shape)
                 continue
-            pixels = memory.output((len(places), *shape), pixel_dtype(shape))
-            there = places[:, 2] != 0
+            pixels = memory.output((len(addresses), *shape), pixel_dtype(shape))
+            there = addresses[:, 2] != 0
             pixels[~there] = 0
-            records.append(places[there, 0])
-            starts.append(places[there, 1])
-            targets += [pixels[place] for place in np.flatnonzero(there).tolist()]
+            records.append(addresses[there, 0])
+            starts.append(addresses[there, 1])
+            targets += [pixels[row] for row in np.flatnonzero(there).tolist()]
             out[name] = pixels.reshape(*rows.shape, *shape)
         if targets:
             self._parts.read_into(np.concatenate(records), np.concatenate(starts), targets)
@@ -349,24 +349,23 @@ class LeRobotSource:
 
     @functools.cached_property
     def _parts(self) -> LeRobotImages:
-        parts = find_parts(self._table)
+        parts = find_image_files(self._table)
         assert isinstance(parts, LeRobotImages)
         return parts
 
-    def _decode_rows(self, places: np.ndarray, name: str, axes: tuple[int, ...]) -> np.ndarray:
+    def _decode_rows(self, addresses: np.ndarray, name: str, axes: tuple[int, ...]) -> np.ndarray:
         """Return the pixels of images in rows, each decoded once."""
-        distinct, back = np.unique(places, axis=0, return_inverse=True)
+        distinct, back = np.unique(addresses, axis=0, return_inverse=True)
         pixels = []
         for (record, start, _), content in zip(distinct.tolist(), self._parts.read(*distinct.T)):
             try:
                 pixels.append(decode_image(content))
             except ValueError as error:
                 raise type(error)(f"{self._parts.describe(record, start)}: {error}") from error
-        other = next((place for place, image in enumerate(pixels) if image.shape != pixels[0].shape), None)
+        other = next((row for row, image in enumerate(pixels) if image.shape != pixels[0].shape), None)
         if other is not None:
             first, second = (
-                f"{list(pixels[place].shape)} ({self._parts.describe(*distinct[place, :2].tolist())})"
-                for place in (0, other)
+                f"{list(pixels[row].shape)} ({self._parts.describe(*distinct[row, :2].tolist())})" for row in (0, other)
             )
             raise ValueError(
                 f"The images of {name!r} have different shapes and cannot be one array: {first}, {second}."

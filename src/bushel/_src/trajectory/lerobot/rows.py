@@ -151,7 +151,7 @@ class LeRobotRows:
       columns: an array for each feature that is not a picture; texts are str in object arrays.
       episodes: the `episode_index` of each episode, ascending.
       lengths: how many rows each episode has.
-      places: the number of each row among the rows of all files, in the order of the files.
+      file_rows: the number of each row among the rows of all files, in the order of the files.
       files: the number of the file of each episode's first row.
       faults: by `episode_index`, what is wrong with the rows of an episode, with the key and the file.
       lost_files: files that could not be read, with the reason.
@@ -160,7 +160,7 @@ class LeRobotRows:
     columns: Mapping[str, np.ndarray]
     episodes: np.ndarray
     lengths: np.ndarray
-    places: np.ndarray
+    file_rows: np.ndarray
     files: np.ndarray
     faults: dict[int, str]
     lost_files: dict[str, str]
@@ -171,7 +171,7 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> LeRobotRows:
     wanted = [feature for feature in folder.features.values() if not feature.is_picture]
     known = {feature.name for feature in wanted}
     wanted += [LeRobotFeature(name, _DEFAULT_DTYPES[name], (1,)) for name in DEFAULT_COLUMNS if name not in known]
-    pieces: list[dict[str, np.ndarray]] = []
+    of_files: list[dict[str, np.ndarray]] = []
     counts: list[int] = []
     lost: dict[str, str] = {}
     extra: dict[str, None] = {}
@@ -180,9 +180,9 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> LeRobotRows:
     for number, name in enumerate(names):
         count = 0
         try:
-            piece = _read_file(folder, name, wanted, extra)
-            count = len(piece["episode_index"])
-            pieces.append(piece)
+            of_file = _read_file(folder, name, wanted, extra)
+            count = len(of_file["episode_index"])
+            of_files.append(of_file)
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                 raise  # a store that fails for a while
@@ -197,22 +197,20 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> LeRobotRows:
             BushelWarning,
             stacklevel=5,
         )
-    if not pieces:
-        shown = redact.show(folder.path)
-        if not lost:
-            raise DamagedFile(f"{shown} has no file of rows: there is no Parquet file in its folder data.")
-        raise DamagedFile(f"No file of rows of {shown} can be read. The first error: {next(iter(lost.values()))}")
-    columns = {feature.name: np.concatenate([piece[feature.name] for piece in pieces]) for feature in wanted}
+    if not of_files:
+        first = next(iter(lost.values()), "there is no Parquet file in the folder data")
+        raise DamagedFile(f"{redact.show(folder.path)}: no file of rows can be read: {first}")
+    columns = {feature.name: np.concatenate([of_file[feature.name] for of_file in of_files]) for feature in wanted}
     files = np.repeat(np.arange(len(names)), counts)
-    places = np.arange(len(files))
+    file_rows = np.arange(len(files))
     episode, frame = columns["episode_index"], columns["frame_index"]
     steps = np.diff(episode)
     if np.any(steps < 0) or np.any((steps == 0) & (np.diff(frame) <= 0)):
-        order = np.lexsort((places, frame, episode))
+        order = np.lexsort((file_rows, frame, episode))
         columns = {name: values[order] for name, values in columns.items()}
-        files, places, episode, frame = files[order], places[order], episode[order], frame[order]
+        files, file_rows, episode, frame = files[order], file_rows[order], episode[order], frame[order]
     episodes, starts, lengths = np.unique(episode, return_index=True, return_counts=True)
-    rows = LeRobotRows(columns, episodes, lengths, places, files[starts], {}, lost)
+    rows = LeRobotRows(columns, episodes, lengths, file_rows, files[starts], {}, lost)
     _find_faults(rows, folder, names, tolerance_s, starts)
     return rows
 

@@ -24,7 +24,7 @@ from bushel._src.state.digest import whole_digest
 from bushel._src.trajectory import episodes as tables
 from bushel._src.trajectory.data_utils import to_objects
 from bushel._src.trajectory.episodes import Episodes, Images, Numbers, Texts, make_column
-from bushel._src.trajectory.lerobot.dataset_folder import DepthCode, LeRobotFeature, LeRobotFolder, VideoPlace
+from bushel._src.trajectory.lerobot.dataset_folder import DepthCode, LeRobotFeature, LeRobotFolder, VideoSpan
 from bushel._src.trajectory.lerobot.image_parts import Catalog, LeRobotImages
 from bushel._src.trajectory.lerobot.rows import LeRobotRows, read_rows
 from bushel._src.trajectory.video_packets import PacketTable, PacketTables, read_packet_table
@@ -161,15 +161,15 @@ def open_table(
     fingerprint = [*folder.fingerprint(), _FORMAT, tolerance_s, on_error]
     root = paths.expand_path(cache_dir) if cache_dir else get_cache_folder()
     key = whole_digest([tables.FORMAT, *fingerprint])
-    place, pictures = os.path.join(root, "episodes", key), os.path.join(root, "videos", key)
+    path, pictures = os.path.join(root, "episodes", key), os.path.join(root, "videos", key)
     folder.forget()
-    if os.path.exists(place):
+    if os.path.exists(path):
         try:
             known = os.path.exists(pictures)
-            return tables.load(place, LeRobotImages.load(pictures, folder.path, folder.options) if known else None)
+            return tables.load(path, LeRobotImages.load(pictures, folder.path, folder.options) if known else None)
         except (OSError, ValueError, LookupError, TypeError, EOFError) as error:
             warnings.warn(
-                f"The table in {place} is damaged, so {redact.show(folder.path)} is read again "
+                f"The table in {path} is damaged, so {redact.show(folder.path)} is read again "
                 f"({type(error).__name__}: {error}).",
                 BushelWarning,
                 stacklevel=3,
@@ -177,15 +177,15 @@ def open_table(
     table = dataclasses.replace(_build(folder, tolerance_s, on_error), fingerprint=fingerprint)
     folder.forget()
     try:
-        parts = tables.find_parts(table)
+        parts = tables.find_image_files(table)
         if isinstance(parts, LeRobotImages):
             parts.save(pictures)
-        tables.save(table, place, replace=True)
+        tables.save(table, path, replace=True)
         mapped = LeRobotImages.load(pictures, folder.path, folder.options, verify=False) if parts else None
-        return tables.load(place, mapped, verify=False)
+        return tables.load(path, mapped, verify=False)
     except OSError as error:
         warnings.warn(
-            f"The table of {redact.show(folder.path)} cannot be written to {place} ({error}). It stays in memory, and "
+            f"The table of {redact.show(folder.path)} cannot be written to {path} ({error}). It stays in memory, and "
             "the next run reads the data set again. Set cache_dir or $BUSHEL_CACHE_DIR to a folder that can be "
             "written.",
             BushelWarning,
@@ -286,7 +286,7 @@ class _Videos:
         self.depths: dict[str, DepthCode] = {}
         """What the codes mean, for files with depth."""
         self.shapes: dict[str, tuple[int, int, int]] = {}
-        self.places: dict[str, np.ndarray] = {}
+        self.frames_of_videos: dict[str, np.ndarray] = {}
         """For each camera the file and the frame of each row; (-1, 0) where there is a fault."""
         self.faults: dict[tuple[int, str], str] = {}
         self.overlaps: list[str] = []
@@ -296,33 +296,33 @@ class _Videos:
         cameras = self._folder.cameras
         if not cameras:
             return
-        wanted: dict[tuple[int, str], VideoPlace] = {}
+        wanted: dict[tuple[int, str], VideoSpan] = {}
         for episode in self._rows.episodes.tolist():
             for camera in cameras:
                 try:
-                    wanted[episode, camera.name] = self._folder.video_place(episode, camera.name)
+                    wanted[episode, camera.name] = self._folder.find_video_span(episode, camera.name)
                 except (ValueError, KeyError, IndexError) as error:
                     self._note(episode, camera.name, "", f"The place of its frames is not known. {error}")
         for key in self._check_spans(wanted):
             del wanted[key]
-        errors = self._open({place.path for place in wanted.values()})
+        errors = self._open({clip.path for clip in wanted.values()})
         starts = np.cumsum(self._rows.lengths) - self._rows.lengths
         for camera in cameras:
             self.shapes[camera.name] = self._find_shape(camera, wanted)
-            self.places[camera.name] = np.tile(np.array([-1, 0], np.int64), (len(self._rows.places), 1))
+            self.frames_of_videos[camera.name] = np.tile(np.array([-1, 0], np.int64), (len(self._rows.file_rows), 1))
         for number, episode in enumerate(self._rows.episodes.tolist()):
-            own = slice(int(starts[number]), int(starts[number] + self._rows.lengths[number]))
+            own_rows = slice(int(starts[number]), int(starts[number] + self._rows.lengths[number]))
             for camera in cameras:
                 if (episode, camera.name) in wanted:
-                    self._align(episode, camera.name, wanted[episode, camera.name], own, errors)
+                    self._align(episode, camera.name, wanted[episode, camera.name], own_rows, errors)
 
-    def _check_spans(self, wanted: Mapping[tuple[int, str], VideoPlace]) -> list[tuple[int, str]]:
+    def _check_spans(self, wanted: Mapping[tuple[int, str], VideoSpan]) -> list[tuple[int, str]]:
         """Note the episodes and cameras whose spans in one file do not follow each other, and returns them."""
         lengths = dict(zip(self._rows.episodes.tolist(), self._rows.lengths.tolist()))
         files: dict[tuple[str, str], list[Span]] = {}
-        for (episode, camera), place in wanted.items():
-            span = Span(episode, lengths[episode], place.start_s, place.stop_s)
-            files.setdefault((place.path, camera), []).append(span)
+        for (episode, camera), clip in wanted.items():
+            span = Span(episode, lengths[episode], clip.start_s, clip.stop_s)
+            files.setdefault((clip.path, camera), []).append(span)
         found = []
         for (path, camera), spans in files.items():
             for episode, text in find_overlaps(spans, self._folder.fps, self._tolerance_s).items():
@@ -358,9 +358,9 @@ class _Videos:
         except DamagedFile as error:
             return file.size, str(error)
 
-    def _find_shape(self, camera: LeRobotFeature, wanted: Mapping[tuple[int, str], VideoPlace]) -> tuple[int, int, int]:
+    def _find_shape(self, camera: LeRobotFeature, wanted: Mapping[tuple[int, str], VideoSpan]) -> tuple[int, int, int]:
         """Return the size of a camera's frames: as `meta` says if a file has it, else that of the first file."""
-        files = dict.fromkeys(place.path for (_, name), place in wanted.items() if name == camera.name)
+        files = dict.fromkeys(clip.path for (_, name), clip in wanted.items() if name == camera.name)
         streams = [table.stream for table in (self.tables[self.names[file]] for file in files) if table is not None]
         sizes = [(stream.height, stream.width) for stream in streams]
         if camera.depth is not None:
@@ -370,28 +370,28 @@ class _Videos:
             return (*camera.shape[:2], channels) if len(camera.shape) == 3 else (1, 1, channels)
         return (*sizes[0], channels)
 
-    def _align(self, episode: int, camera: str, place: VideoPlace, own: slice, errors: Mapping[str, str]) -> None:
-        number = self.names[place.path]
+    def _align(self, episode: int, camera: str, clip: VideoSpan, own_rows: slice, errors: Mapping[str, str]) -> None:
+        number = self.names[clip.path]
         table = self.tables[number]
         if table is None:
-            return self._note(episode, camera, place.path, errors[place.path])
+            return self._note(episode, camera, clip.path, errors[clip.path])
         height, width, _ = self.shapes[camera]
         if (table.stream.height, table.stream.width) != (height, width):
             return self._note(
                 episode,
                 camera,
-                place.path,
-                f"Its frames have {table.stream.height} x {table.stream.width} pixels, and those of other files of the "
-                f"camera {height} x {width}.",
+                clip.path,
+                f"its frames have {table.stream.height} x {table.stream.width} pixels, and those of other files of the "
+                f"camera {height} x {width}",
             )
         columns = self._rows.columns
-        seconds, numbers = columns["timestamp"][own], columns["frame_index"][own]
+        seconds, numbers = columns["timestamp"][own_rows], columns["frame_index"][own_rows]
         try:
-            frames = align_frames(seconds, numbers, self._folder.fps, place.start_s, table.times, self._tolerance_s)
+            frames = align_frames(seconds, numbers, self._folder.fps, clip.start_s, table.times, self._tolerance_s)
         except ValueError as error:
-            return self._note(episode, camera, place.path, str(error))
-        self.places[camera][own, 0] = number
-        self.places[camera][own, 1] = frames
+            return self._note(episode, camera, clip.path, str(error))
+        self.frames_of_videos[camera][own_rows, 0] = number
+        self.frames_of_videos[camera][own_rows, 1] = frames
 
     def _note(self, episode: int, camera: str, path: str, sentence: str) -> None:
         where = f" in {redact.show(self._folder.address(path))}" if path else ""
@@ -418,26 +418,26 @@ def _make_table(
     for name, values in rows.columns.items():
         columns[name] = make_column(values[chosen])
     for feature in folder.features.values():
-        places = np.zeros((int(chosen.sum()), 3), np.int64)
+        addresses = np.zeros((int(chosen.sum()), 3), np.int64)
         if feature.dtype == "image":
-            places[:] = np.stack(
+            addresses[:] = np.stack(
                 [
-                    np.full(len(places), parts.image_record(feature.name)),
-                    rows.places[chosen],
-                    np.ones(len(places), np.int64),
+                    np.full(len(addresses), parts.image_record(feature.name)),
+                    rows.file_rows[chosen],
+                    np.ones(len(addresses), np.int64),
                 ],
                 axis=1,
             )
         elif feature.dtype == "video":
             shape = videos.shapes[feature.name]
-            places[:, :2] = videos.places[feature.name][chosen]
-            places[:, 2] = int(np.prod(shape))
+            addresses[:, :2] = videos.frames_of_videos[feature.name][chosen]
+            addresses[:, 2] = int(np.prod(shape))
             for number, ((episode, camera), _) in enumerate(faults):
                 if camera == feature.name:
-                    places[owners == episode] = (parts.fault_record(number), 0, 0 if masked else 1)
+                    addresses[owners == episode] = (parts.fault_record(number), 0, 0 if masked else 1)
         else:
             continue
-        columns[feature.name] = Images(parts, places)
+        columns[feature.name] = Images(parts, addresses)
     columns[TASK] = _make_tasks(folder, rows.columns["task_index"][chosen])
     return Episodes(columns, lengths, numbers=rows.episodes[kept])
 

@@ -31,7 +31,7 @@ from bushel._src.sources.protocol_buffers import Located, locate_example
 from bushel._src.sources.record_files import JoinedRecords
 from bushel._src.sources.tfds import FORMATS, read_json, shard_lengths, shard_names, split_entries
 from bushel._src.trajectory.data_utils import nest_leaves, to_objects
-from bushel._src.trajectory.encoded_images import Encoded, RecordParts
+from bushel._src.trajectory.encoded_images import Encoded, RecordSpans
 from bushel._src.trajectory.episode_builder import EpisodeBuilder, EpisodeSource, parse_split
 from bushel._src.trajectory.rlds.dataset_folder import EpisodeFeatures, FeatureLeaf, Values, find_folder, parse_features
 
@@ -265,13 +265,13 @@ class RLDSBuilder(EpisodeBuilder):
         """
         checks.choice(images, ("lazy", "bytes"), "images")
         counts: dict[str, int] = {}
-        pieces: list[tuple[str, int, int]] = []
+        ranges: list[tuple[str, int, int]] = []
         for name, low, high in parse_split(split, self._shards):
             first = 0
             for file, count in zip(shard_names(self.name, self._entries[name], self.file_format), self._shards[name]):
                 if first < high and low < first + count:
                     counts[file] = count
-                    pieces.append((file, max(low - first, 0), min(high - first, count)))
+                    ranges.append((file, max(low - first, 0), min(high - first, count)))
                 first += count
         source = FORMATS[self.file_format]([f"{self.folder}/{file}" for file in counts], storage_options=self._options)
         for number, (file, count) in enumerate(counts.items()):
@@ -281,8 +281,8 @@ class RLDSBuilder(EpisodeBuilder):
                     f"has {len(source.file(number))}. Was it copied in full?"
                 )
         firsts = dict(zip(counts, np.cumsum([0, *counts.values()]).tolist()))
-        records = np.concatenate([np.arange(firsts[file] + low, firsts[file] + high) for file, low, high in pieces])
-        return RLDSEpisodes(RecordParts(source), records, self.features, f"{self.name}/{split}", images, unpack)
+        records = np.concatenate([np.arange(firsts[file] + low, firsts[file] + high) for file, low, high in ranges])
+        return RLDSEpisodes(RecordSpans(source), records, self.features, f"{self.name}/{split}", images, unpack)
 
     def positions(self, split: str) -> np.ndarray:
         """Return the positions of the episodes of a split among all episodes: int64."""
@@ -309,7 +309,7 @@ class RLDSEpisodes:
 
     def __init__(
         self,
-        parts: RecordParts,
+        parts: RecordSpans,
         records: np.ndarray,
         features: EpisodeFeatures,
         name: str,
@@ -322,7 +322,7 @@ class RLDSEpisodes:
         self._lock = threading.Lock()
 
     @property
-    def parts(self) -> RecordParts:
+    def parts(self) -> RecordSpans:
         """The reader of images by their places."""
         return self._parts
 
@@ -409,10 +409,10 @@ class RLDSEpisodes:
         counts = index.rest_counts[records]
         begins = np.cumsum(counts) - counts
         rows = np.arange(int(counts.sum())) + np.repeat(index.first_rest[records] - begins, counts)
-        pieces = self._parts.read(np.repeat(records, counts), index.rest[rows, 0], index.rest[rows, 1])
+        spans = self._parts.read(np.repeat(records, counts), index.rest[rows, 0], index.rest[rows, 1])
         data = []
         for begin, count in zip(begins.tolist(), counts.tolist()):
-            entries = b"".join(pieces[begin : begin + count])
+            entries = b"".join(spans[begin : begin + count])
             data.append(b"\n" + protocol_buffers.encode_varint(len(entries)) + entries)  # field 1 of an Example
         return data
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from bushel._src.base import trees
 from bushel._src.display.describe import describe_element
-from bushel._src.display.kinds import find_batch_size, find_image_axes, find_part, take_row
+from bushel._src.display.kinds import find_batch_size, find_entry, find_image_axes, take_row
 from bushel._src.graph.node import Node
 from bushel._src.graph.source_nodes import SourceNode
 from bushel._src.sources import file_access
@@ -225,7 +225,7 @@ def routes(session: Session) -> Routes:
             element = take_row(element, min(row, rows - 1))
         try:
             path = [str(name) for name in json.loads(query.text("path"))]
-            found = find_part(element, path)
+            found = find_entry(element, path)
         except (ValueError, TypeError, KeyError, IndexError):
             raise BadQuery("The element has no such part.") from None
         name = next((name for name in reversed(path) if not name.isdigit()), "")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bushel._src.display import pictures
-from bushel._src.view.episode_lookup import EpisodeLists, EpisodePlace, comes_from_episodes, find_place
+from bushel._src.view.episode_lookup import EpisodeLists, EpisodeStep, comes_from_episodes, find_episode_step
 from bushel._src.view.robot_elements import (
     Camera,
     JointNames,
@@ -43,7 +43,7 @@ def about(session: Session) -> dict[str, Any]:
 
 def _has_actions(session: Session) -> bool:
     """Return whether the shapes of elements are known, and have the names of robot data."""
-    if any(step.node.own_class is not None for step in session.steps):
+    if any(step.node.users_class is not None for step in session.steps):
         return False  # a user's own dataset may read an element to say its shapes
     try:
         names = list(flatten(session.last.node.element_spec()))
@@ -69,32 +69,32 @@ def routes(session: Session) -> Routes:
             element = take_row(element, row)
         if not isinstance(element, Mapping):
             return answer
-        place, time = find_place(node, index, row), query.integer("time", -1)
-        if place is not None and place.is_episode:
+        episode_step, time = find_episode_step(node, index, row), query.integer("time", -1)
+        if episode_step is not None and episode_step.is_episode:
             steps = count_rows(element)
             time = min(max(0, time), max(0, steps - 1))
             element = take_row(element, time)
-            answer["place"] = _describe_place(place, time, range(steps))
-        elif place is not None:
-            assert place.time is not None
-            if time not in (-1, place.time):
-                element = _read_step(place, time)
-            time = place.time if time == -1 else time
-            answer["place"] = _describe_place(place, time, place.times.tolist())
+            answer["place"] = _describe_step(episode_step, time, range(steps))
+        elif episode_step is not None:
+            assert episode_step.time is not None
+            if time not in (-1, episode_step.time):
+                element = _read_step(episode_step, time)
+            time = episode_step.time if time == -1 else time
+            answer["place"] = _describe_step(episode_step, time, episode_step.times.tolist())
         sample = describe_sample(
             element,
-            time=None if place is None else time,
-            offsets=None if place is None else place.offsets,
+            time=None if episode_step is None else time,
+            offsets=None if episode_step is None else episode_step.offsets,
         )
         return answer | {"robot": bool(sample.actions or sample.cameras)} | _describe_sample(sample, names)
 
     def episode(query: Query) -> dict[str, Any]:
         step, index, row = _read_place(session, query)
-        place = find_place(session.step(step).node, index, row)
-        if place is None:
+        episode_step = find_episode_step(session.step(step).node, index, row)
+        if episode_step is None:
             return {"curves": []}
-        curves = describe_episode(place.read_episode())
-        return {"curves": [_thin_out(curve, names) for curve in curves], "fps": place.fps}
+        curves = describe_episode(episode_step.read_episode())
+        return {"curves": [_thin_out(curve, names) for curve in curves], "fps": episode_step.fps}
 
     def episodes(query: Query) -> dict[str, Any]:
         return lists.list(query.integer("first", 0, low=0), query.integer("count", 50, low=1, high=500))
@@ -145,24 +145,24 @@ def _describe_reading(reading: ElementReading) -> dict[str, Any]:
     }
 
 
-def _read_step(place: EpisodePlace, time: int) -> Any:
-    found = np.flatnonzero(place.times == time)
+def _read_step(episode_step: EpisodeStep, time: int) -> Any:
+    found = np.flatnonzero(episode_step.times == time)
     if not len(found):
-        raise BadQuery(f"{place} has no element for step {time}.")
-    return place.read_step(int(found[0]))
+        raise BadQuery(f"{episode_step} has no element for step {time}.")
+    return episode_step.read_step(int(found[0]))
 
 
-def _describe_place(place: EpisodePlace, time: int, times: Sequence[int]) -> dict[str, Any]:
+def _describe_step(episode_step: EpisodeStep, time: int, times: Sequence[int]) -> dict[str, Any]:
     return {
-        "dataset": place.dataset,
-        "episode": place.episode,
+        "dataset": episode_step.dataset,
+        "episode": episode_step.episode,
         "time": time,
-        "own_time": place.time,
-        "is_episode": place.is_episode,
+        "own_time": episode_step.time,
+        "is_episode": episode_step.is_episode,
         "times": list(times),
-        "describe": place.describe,
-        "fps": place.fps,
-        "draws_anew": place.draws_anew,
+        "describe": episode_step.describe,
+        "fps": episode_step.fps,
+        "draws_anew": episode_step.draws_anew,
     }
 
 
