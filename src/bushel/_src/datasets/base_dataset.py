@@ -392,7 +392,10 @@ def _read_element(any_node: Node, index: int) -> Any:
 
 
 def take_elements(map_node: MapNode, indices: np.ndarray) -> Block:
-    """Return the elements of a map node at these indices, of which there is at least one. An error names its element."""
+    """Return the elements of a map node at these indices, of which there is at least one.
+
+    An error names its element.
+    """
     if map_node.length == 0:
         raise IndexError(f"{map_node.call()} is empty: it has no element {int(indices[0])}.")
     if identity.NODE_IDENTITY not in map_node.__dict__:
@@ -455,7 +458,9 @@ _RETURNING = ("map", "map_with_index", "random_map", "filter", *_VALUES)
 
 
 def check_values(values: Any, what: str) -> Any:
-    """Return values of records for the operation `what`; a function is refused if it cannot be called with an element."""
+    """Return values of records for the operation `what`; a function is refused if it cannot be called with an
+    element.
+    """
     is_function = callable(values) or isinstance(values, tf.Map)
     return check_transform(values, tf.Map, what) if is_function else values
 

@@ -648,7 +648,9 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         return IterPipeline(streams.ToDevice(self._node, device, buffer_size, unsupported, rows))
 
     def seed(self, seed: int) -> IterDataset[T_co]:
-        """Return seed the operations that follow: each derives a seed from this one and from its place in the pipeline."""
+        """Return seed the operations that follow: each derives a seed from this one and from its place in the
+        pipeline.
+        """
         return IterPipeline(streams.SeedStream(self._node, checks.seed(seed)))
 
     def iterate_on(self, executor: Executor) -> DatasetIterator[T_co]:

@@ -367,7 +367,7 @@ def split_by_group(
         part_of_group = _fill_in_order(sizes, split_sizes, seed)
     parts = part_of_group[which]
     found = np.bincount(parts, minlength=len(split_sizes.given)).tolist()
-    split_sizes.refuse_empty_parts(found, f": there are {len(distinct):,} groups")
+    split_sizes.refuse_empty_parts(found, groups=len(distinct))
     column = Column((NodeValues(node, parts.astype(np.uint8 if len(split_sizes.given) < 256 else np.int64)),))
     return [choose(node, column, OfPart(number)) for number in range(len(split_sizes.given))]
 

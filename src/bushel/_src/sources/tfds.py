@@ -184,7 +184,7 @@ def _parse_template(template: str, entry: JsonEntry) -> list[tuple[str, str]]:
     try:
         fields = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise entry.wrong(f"is not a template of file names ({error})") from None
+        raise damaged_json_error(f"{entry.where} is not a template of file names: {error}.") from None
     for _, field, width, conversion in fields:
         if (field is not None and field not in known) or width or conversion:
             raise damaged_json_error(

@@ -40,7 +40,9 @@ def find_description(value: Any) -> Any:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes that an object has, without running anything of its class; of ours, by the keys of states."""
+    """Return the attributes that an object has, without running anything of its class; of ours, by the keys of
+    states.
+    """
     kind = type(value)
     attributes = dict(value.__dict__) if isinstance(getattr(value, "__dict__", None), dict) else {}
     for base in kind.__mro__:

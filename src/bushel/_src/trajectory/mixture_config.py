@@ -76,7 +76,7 @@ def check_references(content: Any, path: str, modules: Sequence[str]) -> None:
 
 
 def _is_library_transform(module: str, name: str) -> bool:
-    if module in _TABLES and name in load_tables(_TABLES[module]).functions:
+    if module in _TABLES and name in _TABLES[module].functions:
         return True
     if module not in (*_DOORS, *_TABLES):
         return False
