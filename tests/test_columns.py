@@ -225,7 +225,7 @@ def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
     MapDataset.range(500).column(square)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("bushel._src.base.progress.BAR_AFTER_S", 0)
+    monkeypatch.setattr("bushel._src.base.shown_text.BAR_AFTER_S", 0)
     MapDataset.range(500).column(square)
     shown = capsys.readouterr().err
     assert "column square:" in shown and "500/500" in shown and shown.endswith("\n")

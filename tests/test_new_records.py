@@ -11,7 +11,7 @@ import pytest
 import bushel
 from bushel._src.graph.source_nodes import SourceNode
 from bushel._src.sources.memory_sources import RaggedDataSource, RangeDataSource
-from bushel._src.sources.protocol import gives_new_records
+from bushel._src.sources.user_sources import gives_new_records
 from bushel.sources import ArrayDataSource, BagzDataSource, FixedRecords
 from bushel.testing import check_gives_new_records
 

@@ -10,7 +10,7 @@ import pytest
 
 import bushel
 from bushel import IterDataset, MapDataset
-from bushel._src.base import tables
+from bushel._src.base import shown_text
 from bushel.experimental import ZipMapDataset
 from bushel.sources import ArrayDataSource
 
@@ -348,7 +348,7 @@ def test_wide_elements_are_broken_into_lines(monkeypatch):
 def test_a_table_has_no_line_that_is_too_wide():
     for width in (60, 80, 100):
         rows = [("map(" + "x" * 30 + ")", "12", ", ".join(["'a': int64[]"] * 12)), ("b", "3", "y" * 150)]
-        text = tables.as_text(("step", "length", "element"), rows, left=3, width=width)
+        text = shown_text.as_text(("step", "length", "element"), rows, left=3, width=width)
         assert max(map(len, text.splitlines())) <= width
         assert text.count("'a': int64[]") == 12
 

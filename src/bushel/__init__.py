@@ -52,10 +52,10 @@ if _typing.TYPE_CHECKING:
     from bushel._src.base.options import ShardByJaxProcess as ShardByJaxProcess
     from bushel._src.base.options import ShardOptions as ShardOptions
     from bushel._src.base.options import WorkerOptions as WorkerOptions
-    from bushel._src.base.progress import Written as Written
-    from bushel._src.base.progress import on_progress as on_progress
     from bushel._src.base.records import Record as Record
     from bushel._src.base.records import RecordMetadata as RecordMetadata
+    from bushel._src.base.shown_text import Written as Written
+    from bushel._src.base.shown_text import on_progress as on_progress
     from bushel._src.base.transforms import Batch as Batch
     from bushel._src.base.transforms import Map as MapTransform
     from bushel._src.base.transforms import RandomMap as RandomMapTransform
@@ -86,7 +86,7 @@ if _typing.TYPE_CHECKING:
     from bushel._src.loaders.elastic import ElasticIterator as ElasticIterator
     from bushel._src.reporting.report_server import ReportServer as ReportServer
     from bushel._src.reporting.report_server import serve_report as serve_report
-    from bushel._src.sources.protocol import RandomAccessDataSource as RandomAccessDataSource
+    from bushel._src.sources.user_sources import RandomAccessDataSource as RandomAccessDataSource
     from bushel._src.state.identity import IdentityExplanation as IdentityExplanation
     from bushel._src.state.identity import IdentityPart as IdentityPart
     from bushel._src.state.identity import explain_identity as explain_identity
@@ -184,8 +184,8 @@ _MODULES = {
         "DatasetOptions MultiprocessingOptions NoSharding RayOptions ReadOptions ShardByJaxProcess "
         "ShardOptions WorkerOptions"
     ),
-    "base.progress": "on_progress Written",
     "base.records": "Record RecordMetadata",
+    "base.shown_text": "on_progress Written",
     "base.transforms": "Batch Map=MapTransform RandomMap=RandomMapTransform Transformation",
     "datasets.base_dataset": "Dataset",
     "datasets.iter_dataset": "IterDataset",
@@ -203,7 +203,7 @@ _MODULES = {
     "loaders.data_loader": "DataLoader DataLoaderIterator load",
     "loaders.elastic": "ElasticIterator",
     "reporting.report_server": "ReportServer serve_report",
-    "sources.protocol": "RandomAccessDataSource",
+    "sources.user_sources": "RandomAccessDataSource",
     "state.identity": "explain_identity IdentityExplanation IdentityPart",
 }
 

@@ -14,6 +14,7 @@ from bushel._src.datasets.grain_classes import (
     IterableIterDataset,
     LimitIterDataset,
     ParquetIterDataset,
+    PerformanceConfig,
     RebatchIterDataset,
     RepeatIterDataset,
     TFRecordIterDataset,
@@ -24,6 +25,7 @@ from bushel._src.datasets.grain_classes import (
     apply_transformations,
     assert_equal_output_after_checkpoint,
     get_element_spec,
+    pick_performance_config,
 )
 from bushel._src.datasets.iter_dataset import (
     FlatMapIterDataset,
@@ -33,7 +35,6 @@ from bushel._src.datasets.iter_dataset import (
 )
 from bushel._src.datasets.iterator import ThreadPrefetchDatasetIterator, get_next_index, set_next_index
 from bushel._src.datasets.map_dataset import FlatMapMapDataset, ZipMapDataset
-from bushel._src.datasets.performance import PerformanceConfig, pick_performance_config
 from bushel._src.device.to_device import device_put_like_grain as device_put
 from bushel._src.graph.batch import batch_and_pad
 from bushel._src.graph.concat_split import BOSHandling

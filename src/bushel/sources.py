@@ -26,12 +26,12 @@ if _typing.TYPE_CHECKING:
     )
     from bushel._src.sources.parquet import ParquetDataSource
     from bushel._src.sources.plain_files import FileDataSource, FixedRecords, LineDataSource
-    from bushel._src.sources.protocol import RandomAccessDataSource, file_fingerprint
     from bushel._src.sources.protocol_buffers import decode_example, encode_example
     from bushel._src.sources.size_limits import Limits, get_limits, set_limits
     from bushel._src.sources.source_by_path import open
     from bushel._src.sources.tfds import TFDSDataSource
     from bushel._src.sources.tfrecord import TFRecordDataSource
+    from bushel._src.sources.user_sources import RandomAccessDataSource, file_fingerprint
     from bushel._src.sources.zarr import ZarrDataSource
 
 __all__ = [
@@ -82,12 +82,12 @@ _MODULES = {
     "sources.memory_sources": "ArrayDataSource RaggedDataSource RangeDataSource SharedMemoryDataSource",
     "sources.parquet": "ParquetDataSource",
     "sources.plain_files": "FileDataSource FixedRecords LineDataSource",
-    "sources.protocol": "file_fingerprint RandomAccessDataSource",
     "sources.protocol_buffers": "decode_example encode_example",
     "sources.size_limits": "get_limits Limits set_limits",
     "sources.source_by_path": "open",
     "sources.tfds": "TFDSDataSource",
     "sources.tfrecord": "TFRecordDataSource",
+    "sources.user_sources": "file_fingerprint RandomAccessDataSource",
     "sources.zarr": "ZarrDataSource",
 }
 

@@ -13,8 +13,8 @@ import pytest
 from helpers.terminals import BARS_AT_ONCE, last_drawn, run_on_terminal
 
 import bushel
-from bushel._src.base import progress as module
-from bushel._src.base.progress import Progress, on_progress, without_progress
+from bushel._src.base import shown_text as module
+from bushel._src.base.shown_text import Progress, on_progress, without_progress
 from bushel._src.trajectory.episode_conversion import convert_episodes
 from bushel._src.trajectory.single_pass import iterate_once
 from bushel.trajectory import RLDSBuilder, get_dataset_statistics
@@ -200,7 +200,7 @@ def test_the_function_of_one_operation_goes_before_that_of_the_block():
 SAVING = """
 import sys, bushel
 def read(x):
-    from bushel._src.base.progress import Progress
+    from bushel._src.base.shown_text import Progress
     with Progress("inside a worker", 1) as progress:
         progress.show(1)
     return x

@@ -27,9 +27,9 @@ import bushel
 from bushel import experimental as ex
 from bushel._src.datasets.iterator import PipelineIterator
 from bushel._src.engine.delivery import BLOCK_S, MOST_POSITIONS, Placement, Sizer
-from bushel._src.engine.position_delivery import PositionDelivery
 from bushel._src.engine.processes.executor import Processes
 from bushel._src.engine.program import Program, Result
+from bushel._src.engine.program_delivery import PositionDelivery
 from bushel._src.engine.tasks import Executor, Ledger, Task, Threads, Ticket, run_task
 from bushel.experimental import DatasetOptions, get_next_index, set_next_index
 from bushel.testing import same

@@ -25,9 +25,9 @@ import bushel
 from bushel._src.datasets.iterator import PipelineIterator
 from bushel._src.engine.measurements import Pool, Stage, Watched, number_stages
 from bushel._src.engine.opener import open_stream
-from bushel._src.engine.position_delivery import PositionDelivery
 from bushel._src.engine.processes.executor import Processes
 from bushel._src.engine.program import PlannedInput, Program, Result, run
+from bushel._src.engine.program_delivery import PositionDelivery
 from bushel._src.engine.report import Report
 from bushel._src.engine.tasks import ExecutorAround, Threads, Ticket
 from bushel._src.engine.timing_wrappers import Observer

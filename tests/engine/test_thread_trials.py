@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import bushel
 from bushel._src.datasets.iterator import PipelineIterator
 from bushel._src.engine import opener
-from bushel._src.engine import position_delivery as positions
+from bushel._src.engine import program_delivery as positions
 from bushel._src.engine.program import Result
 from bushel._src.engine.tasks import Executor, Task, Ticket
 from bushel._src.engine.where_to_run import COMPUTED_S, FEW, Speed, Trials, TriedThreads, WhereToRun

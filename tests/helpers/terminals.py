@@ -11,7 +11,7 @@ import sys
 import termios
 from collections.abc import Sequence
 
-BARS_AT_ONCE = "from bushel._src.base import progress\nprogress.BAR_AFTER_S = 0\n"
+BARS_AT_ONCE = "from bushel._src.base import shown_text\nshown_text.BAR_AFTER_S = 0\n"
 """The first lines of a program that draws bars for quick work, too."""
 COMMAND = f"{BARS_AT_ONCE}import sys\nfrom bushel._src.cli import main\nsys.exit(main(sys.argv[1:]))"
 """The program `bushel`, with such bars."""

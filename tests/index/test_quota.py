@@ -13,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from bushel._src.base.checks import INFINITE
-from bushel._src.index.exact_mix import LONGEST_PERIOD, Quotas, Stretches, exact_mixture, whole_numbers
+from bushel._src.index.mix import LONGEST_PERIOD, Quotas, Stretches, exact_mixture, whole_numbers
 
 
 @st.composite

@@ -9,19 +9,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bushel._src.index import int64
+from bushel._src.index import epochs
 
 
 @given(numbers=st.lists(st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)), columns=st.sampled_from([1, 2]))
 def test_different_numbers_are_those_of_numpy(numbers, columns):
     array = np.array(numbers[: len(numbers) // columns * columns], np.int64).reshape(-1, columns)
-    different, back = int64.find_distinct(array)
+    different, back = epochs.find_distinct(array)
     expected, places = np.unique(array, return_inverse=True)
     assert np.array_equal(different, expected) and np.array_equal(back, places.reshape(array.shape))
 
 
 def test_different_numbers_of_any_size():
-    different, back = int64.find_distinct(int64.array([2**70, 1, 2**70]))
+    different, back = epochs.find_distinct(epochs.array([2**70, 1, 2**70]))
     assert different.tolist() == [1, 2**70] and back.tolist() == [1, 0, 1]
 
 

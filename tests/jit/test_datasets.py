@@ -13,7 +13,7 @@ import pytest
 from helpers.image_files import cifar_records, idx, images_of, write_mnist, write_tar
 
 from bushel._src.base.errors import DamagedFile
-from bushel._src.base.progress import on_progress
+from bushel._src.base.shown_text import on_progress
 from bushel._src.jit.datasets import downloads
 from bushel._src.jit.datasets.downloads import Remote
 from bushel._src.jit.datasets.image_datasets import FineExample

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bushel._src.sources.handle_pool import HandlePool
+from bushel._src.sources.local_files import HandlePool
 
 LIBRARY = Path(__file__).parent.parent.parent / "src" / "bushel"
 

@@ -26,7 +26,7 @@ from helpers.servers import BUCKET, gcs, s3
 import bushel
 from bushel import MapDataset
 from bushel._src.base import checked_files
-from bushel._src.sources import folders, uploads
+from bushel._src.sources import folders
 from bushel._src.trajectory.rlds.reader import RLDSBuilder
 from bushel.sources import check_checksums, convert, write_checksums
 from bushel.testing import same
@@ -96,7 +96,7 @@ def test_a_file_whose_writing_fails_is_not_there(servers, scheme, tmp_path):
 @pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # of gcsfs
 @pytest.mark.parametrize("scheme", ["s3", "gs", "gcs"])
 def test_a_large_object_goes_in_parts_and_is_renamed_also_where_the_store_does_not_copy_it(base, monkeypatch):
-    monkeypatch.setattr(uploads, "_COPY_BYTES", 1000)
+    monkeypatch.setattr(folders, "_COPY_BYTES", 1000)
     content = np.random.default_rng(0).bytes(17 << 20)
     folder = folders.open_folder(base)
     folder.write("x", content)
@@ -346,13 +346,13 @@ PROGRAM = """
 import os, signal, sys
 import numpy as np
 import bushel
-from bushel._src.sources import uploads
+from bushel._src.sources import folders
 from bushel.sources import convert
 from bushel.trajectory import write_rlds
 
 what, base, deadly = sys.argv[1], sys.argv[2], int(sys.argv[3])
 puts = 0
-upload = uploads.upload
+upload = folders.upload
 
 def counted(*arguments):
     global puts
@@ -361,7 +361,7 @@ def counted(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     upload(*arguments)
 
-uploads.upload = counted
+folders.upload = counted
 
 def episode(number):
     return {"steps": {"action": np.full((3, 2), number, np.float32)}}
@@ -448,7 +448,7 @@ def test_a_killed_writer_leaves_nothing_that_opens_and_the_next_one_completes_it
 
 KILLED_IN_THE_MIDDLE = """
 import os, signal, sys
-from bushel._src.sources import folders, uploads
+from bushel._src.sources import folders
 
 class Deadly:
     def __init__(self, path, mode):
@@ -467,7 +467,7 @@ class Deadly:
             os.kill(os.getpid(), signal.SIGKILL)
         return self.file.read(size)
 
-uploads.open = Deadly
+folders.open = lambda path, mode="r": Deadly(path, mode) if mode == "rb" else open(path, mode)
 folders.open_folder(sys.argv[1]).write("x", bytes(200 << 20))
 """
 

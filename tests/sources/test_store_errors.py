@@ -8,7 +8,7 @@ import pytest
 from helpers.failing_s3_server import BUCKET, SLOW_FAULTS, fault_store
 
 from bushel._src.base.errors import DamagedFile
-from bushel._src.sources import file_access, folders, object_stores, uploads
+from bushel._src.sources import file_access, folders, object_stores
 from bushel.sources import LineDataSource, ZarrDataSource
 
 REPEATED = "Bushel has repeated the request. Try again later, or raise `retries` in the options of the store."
@@ -94,7 +94,7 @@ SENTENCES = {
 @pytest.mark.parametrize("deed", ["HEAD", *BODIES])
 def test_each_failure_is_one_sentence(deed, store, monkeypatch):
     if deed in ("BEGIN", "PART", "COMPLETE"):
-        monkeypatch.setattr(uploads, "_PART_BYTES", 400)
+        monkeypatch.setattr(folders, "_PART_BYTES", 400)
     verb, name = VERBS.get(deed, "written"), SHOWN.get(deed, "b")
     for fault, (kind, sentence) in SENTENCES.items():
         store.objects["x/a"] = b"content"
@@ -169,7 +169,7 @@ def test_a_server_that_does_not_answer_is_named(deed, fault, store):
 @pytest.mark.parametrize("deed", ["PUT", "COPY", "DELETE", "BEGIN", "PART", "COMPLETE", "LIST"])
 def test_a_lost_answer_is_no_failure(deed, fault, store, monkeypatch):
     if deed in ("BEGIN", "PART", "COMPLETE"):
-        monkeypatch.setattr(uploads, "_PART_BYTES", 400)
+        monkeypatch.setattr(folders, "_PART_BYTES", 400)
     hit = []
 
     def lose_first(number, line):
@@ -192,7 +192,7 @@ def test_a_lost_answer_is_no_failure(deed, fault, store, monkeypatch):
 
 def test_the_end_of_an_upload_whose_answers_are_all_lost_is_seen_by_the_object(store, monkeypatch):
     """The object is there: an upload is not sent again, and it is no error."""
-    monkeypatch.setattr(uploads, "_PART_BYTES", 400)
+    monkeypatch.setattr(folders, "_PART_BYTES", 400)
     store.objects["x/b"] = b"c" * 1000  # the same size as the new object
     store.reset(lambda number, line: "reset after" if line.startswith("COMPLETE") else None)
     do("COMPLETE")
@@ -201,7 +201,7 @@ def test_the_end_of_an_upload_whose_answers_are_all_lost_is_seen_by_the_object(s
 
 
 def test_an_upload_that_the_store_has_forgotten_is_an_error_that_says_so(store, monkeypatch):
-    monkeypatch.setattr(uploads, "_PART_BYTES", 400)
+    monkeypatch.setattr(folders, "_PART_BYTES", 400)
     store.objects["x/b"] = b"c" * 1000
     store.reset(lambda number, line: (404, "NoSuchUpload") if line.startswith("COMPLETE") else None)
     told = (

@@ -22,7 +22,7 @@ from bushel import sources
 from bushel._src.base import checked_files
 from bushel._src.base.errors import DamagedFile
 from bushel._src.inspection import inspector
-from bushel._src.sources import conversion, file_access, uploads
+from bushel._src.sources import conversion, file_access, folders
 from bushel._src.sources.shard_journals import Journal
 from bushel._src.view.targets import open_path
 from bushel.sources import BagzDataSource, ParquetDataSource, convert
@@ -88,7 +88,7 @@ OPTIONS = {"retries": 3, "timeout_s": 20}
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(uploads, "_PART_BYTES", 64)  # so that objects of a few bytes are sent in parts
+    monkeypatch.setattr(folders, "_PART_BYTES", 64)  # so that objects of a few bytes are sent in parts
     with fault_store(tmp_path, monkeypatch) as store:
         for name, records in (("old", OLD), ("new", NEW)):
             (tmp_path / f"{name}.txt").write_text("\n".join(records))

@@ -37,7 +37,7 @@ OF_DELIVERY = (
 )
 ENGINE_TESTS = dict.fromkeys(("pool", "processes", "shared_memory"), OF_WORKERS) | dict.fromkeys(
     (
-        *("delivery", "opener", "position_delivery", "program", "stream_delivery", "stream_program", "tasks"),
+        *("delivery", "opener", "program", "program_delivery", "stream_program", "tasks"),
         *("threaded_cursor", "upstream_delivery", "where_to_run"),
     ),
     OF_DELIVERY,

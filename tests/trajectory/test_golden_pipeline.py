@@ -12,8 +12,7 @@ from helpers.golden_trajectories import GOLDEN, arrays, assert_same_tree, made, 
 from bushel._src.trajectory.dataset_transforms import apply_trajectory_transforms
 from bushel._src.trajectory.rlds.reader import RLDSBuilder
 from bushel._src.trajectory.rlds.writer import write_rlds
-from bushel._src.trajectory.sample_index import Draws
-from bushel._src.trajectory.samples import read_images
+from bushel._src.trajectory.samples import Draws, read_images
 from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
 
 # A warning where no package computes checksums: `make test-core`.

@@ -716,7 +716,7 @@ def test_progress_is_shown_on_a_terminal_alone(folder, monkeypatch, capsys):
     source, features = RLDSBuilder("mine", folder).episodes().parts.source, RLDSBuilder("mine", folder).features
     index_episodes(source, features, cache_dir=str(folder / "a"))
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("bushel._src.base.progress.BAR_AFTER_S", 0.0)
+    monkeypatch.setattr("bushel._src.base.shown_text.BAR_AFTER_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     index_episodes(source, features, cache_dir=str(folder / "b"), progress=False)
     assert capsys.readouterr().err == ""

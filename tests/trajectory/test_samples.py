@@ -16,8 +16,7 @@ from bushel._src.trajectory.data_utils import flatten_tree, take
 from bushel._src.trajectory.dataset_parts import join_samples
 from bushel._src.trajectory.dataset_transforms import apply_trajectory_transforms
 from bushel._src.trajectory.episodes import Episodes
-from bushel._src.trajectory.sample_index import Draws, draw_for_numbers
-from bushel._src.trajectory.samples import Samples, Transforms
+from bushel._src.trajectory.samples import Draws, Samples, Transforms, draw_for_numbers
 from bushel._src.trajectory.traj_transforms import Windows
 from bushel._src.trajectory.trajectory_dataset import TrajectoryDataset
 

@@ -329,7 +329,7 @@ def test_the_code_of_a_function():
 def test_progress_is_told_to_a_terminal_only(monkeypatch, capsys):
     get_dataset_statistics(ONE, [], ["a"])
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("bushel._src.base.progress.BAR_AFTER_S", 0.0)
+    monkeypatch.setattr("bushel._src.base.shown_text.BAR_AFTER_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     get_dataset_statistics(ONE, [], ["b"])
     assert "1/1" in capsys.readouterr().err

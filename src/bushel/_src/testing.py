@@ -24,7 +24,7 @@ from bushel._src.base.state_names import in_states
 from bushel._src.datasets.iter_dataset import IterDataset
 from bushel._src.datasets.iterator import DatasetIterator, PipelineIterator
 from bushel._src.datasets.map_dataset import MapDataset
-from bushel._src.sources.protocol import get_batch_reader
+from bushel._src.sources.user_sources import get_batch_reader
 
 _EXECUTORS = {
     "inline": ReadOptions(0, 0),

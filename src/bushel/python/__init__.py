@@ -49,7 +49,7 @@ if _typing.TYPE_CHECKING:
     from bushel._src.sources.array_record import ArrayRecordDataSource
     from bushel._src.sources.memory_sources import RangeDataSource
     from bushel._src.sources.memory_sources import SharedMemoryDataSource as InMemoryDataSource
-    from bushel._src.sources.protocol import RandomAccessDataSource
+    from bushel._src.sources.user_sources import RandomAccessDataSource
     from bushel._src.state.checkpoint_files import CheckpointHandler as PyGrainCheckpointHandler
 
 __all__ = [
@@ -119,7 +119,7 @@ _MODULES = {
     "loaders.orbax": "CheckpointRestore=PyGrainCheckpointRestore CheckpointSave=PyGrainCheckpointSave",
     "sources.array_record": "ArrayRecordDataSource",
     "sources.memory_sources": "RangeDataSource SharedMemoryDataSource=InMemoryDataSource",
-    "sources.protocol": "RandomAccessDataSource",
+    "sources.user_sources": "RandomAccessDataSource",
     "state.checkpoint_files": "CheckpointHandler=PyGrainCheckpointHandler",
 }
 

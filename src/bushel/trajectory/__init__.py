@@ -150,8 +150,8 @@ _MODULES = {
     "trajectory.traj_transforms": "Windows",
     "trajectory.trajectory_dataset": "TrajectoryDataset",
     "trajectory.trajectory_loader": (
-        "build_dataset_from_config create_validation_dataset get_dataloader get_dataset "
-        "LoaderIterator make_interleaved_dataset make_single_dataset TrajectoryLoader"
+        "build_dataset_from_config create_validation_dataset get_dataloader get_dataset LoaderIterator "
+        "make_interleaved_dataset make_single_dataset TrajectoryLoader"
     ),
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bushel._src.base import redact
-from bushel._src.base.progress import Progress, Written
+from bushel._src.base.shown_text import Progress, Written
 from bushel._src.cli.parser import Commands, add_storage_option, parse_setting
 
 

@@ -8,7 +8,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from bushel._src.base.progress import on_progress
+from bushel._src.base.shown_text import on_progress
 from bushel._src.cli.parser import Commands, add_storage_option, parse_setting
 
 

@@ -23,8 +23,8 @@ from bushel._src.base.blocks import Block
 from bushel._src.base.errors import RowFailed, add_note, remove_library_frames
 from bushel._src.base.late_imports import Lazy
 from bushel._src.base.options import MultiprocessingOptions, WorkerOptions, find_job_options, read_workers
-from bushel._src.base.progress import Progress, Written
 from bushel._src.base.public import public
+from bushel._src.base.shown_text import Progress, Written
 from bushel._src.base.state_names import in_states, overridable
 from bushel._src.datasets.iterator import DatasetIterator, PipelineIterator
 from bushel._src.graph import graph_text, node, streams

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from bushel._src.base.options import RayOptions, find_job_options, using_for_jobs
-from bushel._src.base.progress import Written
 from bushel._src.base.public import public
+from bushel._src.base.shown_text import Written
 from bushel._src.datasets.iterator import PipelineIterator
 from bushel._src.engine.actors.executor import keeping_actors
 from bushel._src.graph.map_ops import MapElements

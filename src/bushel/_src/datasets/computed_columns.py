@@ -20,7 +20,7 @@ import numpy as np
 from bushel._src.base import checked_files, checks, transforms, trees
 from bushel._src.base.errors import BushelWarning, DamagedFile, PipelineNotSent, add_note
 from bushel._src.base.options import MultiprocessingOptions, WorkerOptions, find_job_options, read_workers
-from bushel._src.base.progress import Progress
+from bushel._src.base.shown_text import Progress
 from bushel._src.base.state_names import in_states
 from bushel._src.base.transforms import Map
 from bushel._src.datasets.base_dataset import check_values

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
-from bushel._src.base import blocks, checks, hints, tables
+from bushel._src.base import blocks, checks, hints, shown_text
 from bushel._src.base.errors import RowFailed, StateMismatch, remove_library_frames
 from bushel._src.base.grain_names import IteratorContext, Stats
 from bushel._src.base.options import ReadOptions
@@ -508,7 +508,7 @@ class PipelineIterator(_CursorIterator[T_co]):
         return f"<iterator of {self._node.call()} at {self._position()}>"
 
     def _repr_html_(self) -> str:
-        return tables.paragraph(repr(self)) + graph_text.describe(self._node)._repr_html_()
+        return shown_text.paragraph(repr(self)) + graph_text.describe(self._node)._repr_html_()
 
 
 @public("bushel.experimental")

@@ -41,9 +41,8 @@ from bushel._src.datasets.iter_dataset import A, B, C, D, E, IterDataset, IterPi
 from bushel._src.datasets.iterator import DatasetIterator
 from bushel._src.graph import batch, map_ops, reindex, source_nodes, streams, user_datasets
 from bushel._src.graph.node import MapNode
-from bushel._src.index import int64
-from bushel._src.sources.protocol import RandomAccessDataSource
-from bushel._src.sources.user_sources import as_source, check_source
+from bushel._src.index import epochs
+from bushel._src.sources.user_sources import RandomAccessDataSource, as_source, check_source
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -835,7 +834,7 @@ class MapDataset(Dataset[T_co], metaclass=_MapDatasetMeta):
         position = checks.integer(index, "index")
         if self._node.length == 0:
             raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
-        return origins.find_origins(self._node, int64.array([position]))[0]
+        return origins.find_origins(self._node, epochs.array([position]))[0]
 
     @renamed_arguments(where="device", buffer="buffer_size")
     @explains_arguments("Write `ds.to_device(device)`.")
@@ -920,7 +919,7 @@ class MapPipeline(MapDataset[T_co]):
         if isinstance(index, builtins.slice):
             return self.slice(index)
         try:
-            position = int64.array([checks.integer(index, "index")])
+            position = epochs.array([checks.integer(index, "index")])
         except TypeError as error:
             raise TypeError(f"{error} {hints.explain_index(index)}".rstrip()) from None
         return blocks.rows_of(take_elements(self._node, position))[0]

@@ -17,7 +17,7 @@ from bushel._src.base import checked_files, checks, redact
 from bushel._src.base.checks import is_endless
 from bushel._src.base.errors import DamagedFile, SavedByAnotherPipeline, writing
 from bushel._src.base.options import MultiprocessingOptions, WorkerOptions, find_job_options, read_workers
-from bushel._src.base.progress import Progress, Written
+from bushel._src.base.shown_text import Progress, Written
 from bushel._src.datasets.iterator import PipelineIterator
 from bushel._src.graph.streams import Ahead, StreamNode
 from bushel._src.sources import folders, record_writers, saved_elements

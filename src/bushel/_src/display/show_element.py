@@ -9,7 +9,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from bushel._src.base import tables
+from bushel._src.base import shown_text
 from bushel._src.base.public import public
 from bushel._src.display.describe import describe_element, walk
 
@@ -181,11 +181,11 @@ class ShownElement:
     def __repr__(self) -> str:
         description = describe_element(self.element, tokenizer=self._tokenizer, draws=False)
         rows = [("/".join(path) or "-", entry["type"], summarize_entry(entry)) for path, entry in walk(description)]
-        return f"element {self.index}\n" + tables.as_text(("part", "type", "value"), rows, left=3)
+        return f"element {self.index}\n" + shown_text.as_text(("part", "type", "value"), rows, left=3)
 
     def _repr_html_(self) -> str:
         described = describe_element(self.element, tokenizer=self._tokenizer)
-        return tables.paragraph(f"element {self.index}") + draw(described)
+        return shown_text.paragraph(f"element {self.index}") + draw(described)
 
 
 def summarize_entry(entry: Any, width: int = 70) -> str:

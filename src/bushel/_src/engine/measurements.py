@@ -168,7 +168,7 @@ class _Measurement:
 
 
 _current: contextvars.ContextVar[_Measurement | None] = contextvars.ContextVar("measurement", default=None)
-"""What this thread measures. It holds plain numbers only: `sources/handle_pool.py` says why no object may belong to a
+"""What this thread measures. It holds plain numbers only: `sources/local_files.py` says why no object may belong to a
 thread."""
 
 

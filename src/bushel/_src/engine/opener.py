@@ -22,10 +22,9 @@ from bushel._src.base.errors import BushelWarning
 from bushel._src.base.options import DatasetOptions, ExecutionTrackingMode, RayOptions, ReadOptions
 from bushel._src.engine.delivery import Placement
 from bushel._src.engine.measurements import count_cores
-from bushel._src.engine.position_delivery import PositionDelivery
 from bushel._src.engine.program import Misfit, Program, find_step_that_asks
+from bushel._src.engine.program_delivery import PositionDelivery, StreamDelivery
 from bushel._src.engine.shared_memory import DmaMapper
-from bushel._src.engine.stream_delivery import StreamDelivery
 from bushel._src.engine.stream_program import StreamProgram
 from bushel._src.engine.tasks import FORKED, Executor, Threads, in_worker
 from bushel._src.engine.timing_wrappers import Observer
@@ -48,7 +47,7 @@ from bushel._src.graph.streams import (
     WithOptions,
     options_of,
 )
-from bushel._src.sources.protocol import get_batch_reader
+from bushel._src.sources.user_sources import get_batch_reader
 
 
 def open_stream(

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TypeVar
 
-from bushel._src.base import tables
+from bushel._src.base import shown_text
 from bushel._src.base.public import public
 from bushel._src.engine.measurements import (
     BUSY_SHARE,
@@ -75,12 +75,16 @@ class Report:
         )
 
     def __repr__(self) -> str:
-        parts = [tables.as_text(_HEAD, self._make_rows(), left=2), self._summarize()] if self.elements else []
+        parts = [shown_text.as_text(_HEAD, self._make_rows(), left=2), self._summarize()] if self.elements else []
         return "\n\n".join([*parts, self._conclude()])
 
     def _repr_html_(self) -> str:
-        parts = [tables.as_html(_HEAD, self._make_rows()), tables.paragraph(self._summarize())] if self.elements else []
-        return "".join([*parts, tables.paragraph(self._conclude())])
+        parts = (
+            [shown_text.as_html(_HEAD, self._make_rows()), shown_text.paragraph(self._summarize())]
+            if self.elements
+            else []
+        )
+        return "".join([*parts, shown_text.paragraph(self._conclude())])
 
     def _conclude(self) -> str:
         lines = [f"{pool}, chosen by Bushel: {pool.why}." for pool in self.pools if pool.why]

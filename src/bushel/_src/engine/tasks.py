@@ -27,8 +27,8 @@ from bushel._src.base.background import must_end, start_thread
 from bushel._src.base.blocks import make_block_private
 from bushel._src.base.errors import add_note
 from bushel._src.base.memory import Allocator
-from bushel._src.base.progress import silence_worker
 from bushel._src.base.public import public
+from bushel._src.base.shown_text import silence_worker
 from bushel._src.base.state_names import overridable
 from bushel._src.engine.program import (
     Announce,

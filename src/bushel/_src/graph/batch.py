@@ -20,7 +20,7 @@ from bushel._src.base.state_names import in_states
 from bushel._src.base.transforms import short_name
 from bushel._src.base.trees import ShapeDtypeStruct
 from bushel._src.graph.node import Epochs, InPlace, MadeOf, MapNode, OneParentMap, Plan, made_of_several, take_in_order
-from bushel._src.index import epochs, int64
+from bushel._src.index import epochs
 
 BatchFn = Callable[[Sequence[Any]], Any]
 
@@ -152,7 +152,7 @@ class BatchElements(Batches):
     def members_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
         length, parent_length = self.length, self.parent.length
         first, end = epochs.batched(indices, batch_size=self.batch_size, length=length, parent_length=parent_length)
-        return *epochs.ranges(first, int64.narrowed(end - first)), range(len(indices))
+        return *epochs.ranges(first, epochs.narrowed(end - first)), range(len(indices))
 
     def make(self, block: Block, kind: int) -> Any:
         return make_batch(block, self.batch_fn)

@@ -24,7 +24,7 @@ from bushel._src.graph.columns import Column
 from bushel._src.graph.node import Epochs, InPlace, MadeOf, MapNode, OneParentMap, Plan, made_of_several
 from bushel._src.graph.pack_stream import as_sequence
 from bushel._src.graph.select import EpochTables, pick_by_epoch
-from bushel._src.index import epochs, int64, packing, shuffle
+from bushel._src.index import epochs, packing, shuffle
 from bushel._src.sources.memory_sources import Sequences
 
 STRATEGIES = (*packing.STRATEGIES, "concat_split")
@@ -155,7 +155,7 @@ class PackedRows(OneParentMap):
 
     def _pieces_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return where each row begins among the pieces of all of them, these pieces, and the elements they are of."""
-        epoch, row = int64.split(indices, self.length, to=self.parent.length)
+        epoch, row = epochs.split(indices, self.length, to=self.parent.length)
         first = self.row_plan.edges[row]
         sizes = self.row_plan.edges[row + 1] - first
         edges, pieces = epochs.ranges(first, sizes)
@@ -397,7 +397,7 @@ class Bucket(Batches):
 
     def members_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
         shuffled = shuffle.shuffle(indices, length=self.length, seed=self.options.seed)
-        epoch, batch = int64.split(shuffled, self.length, to=self.parent.length)
+        epoch, batch = epochs.split(shuffled, self.length, to=self.parent.length)
         first, sizes, buckets = (array[batch] for array in self._batches)
         edges, positions = epochs.ranges(first, sizes)
         epoch = np.repeat(epoch, sizes)

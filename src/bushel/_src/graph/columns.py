@@ -28,7 +28,7 @@ from bushel._src.graph.map_ops import MapElements
 from bushel._src.graph.node import Epochs, MapNode, Plan, Transparent, describe_failure
 from bushel._src.graph.reindex import Repeat, Seed
 from bushel._src.graph.user_datasets import CustomMap
-from bushel._src.index import epochs, int64
+from bushel._src.index import epochs
 from bushel._src.sources import memory_sources
 
 _STRIDE = 1 << 17  # this many positions of an epoch are followed at once: arrays of them stay in the cache
@@ -181,7 +181,7 @@ class Column(NDArrayOperatorsMixin):
         """Return the values of the elements of `node` at `indices`, in any epoch."""
         node_values = self._values_of(node)
         if node_values is not None:
-            return node_values.values[int64.narrowed(indices % len(node_values.values))]
+            return node_values.values[epochs.narrowed(indices % len(node_values.values))]
         _, which, positions = node.made_of(indices)
         if len(node.parents) == 1:
             return self._at(node.parents[0], positions)
@@ -199,7 +199,7 @@ class Column(NDArrayOperatorsMixin):
         first = epoch * length
         if not strides:
             return np.zeros((0, *self._values_by_node[0].values.shape[1:]), self.dtype)
-        return np.concatenate([self._at(node, int64.ranging(first + s.start, first + s.stop)) for s in strides])
+        return np.concatenate([self._at(node, epochs.ranging(first + s.start, first + s.stop)) for s in strides])
 
     def _values_of(self, node: MapNode) -> NodeValues | None:
         return next((node_values for node_values in self._values_by_node if node_values.node is node), None)
@@ -257,7 +257,7 @@ class SortedValues(Batches):
 
     def members_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
         first, end = epochs.batched(indices, batch_size=self.size, length=self.length, parent_length=self.parent.length)
-        return *epochs.ranges(first, int64.narrowed(end - first)), range(len(indices))
+        return *epochs.ranges(first, epochs.narrowed(end - first)), range(len(indices))
 
     def make(self, block: Block, kind: int) -> tuple[int, SortedValuesOfRange]:
         if isinstance(block, Columns) and block.present is None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from bushel._src.base import checks, tables, trees
+from bushel._src.base import checks, shown_text, trees
 from bushel._src.base.errors import describe_error
 from bushel._src.base.public import public
 from bushel._src.graph.node import MapNode, Node
@@ -42,11 +42,11 @@ class Description:
     """For each step: the call, the number of elements, and the shapes of an element; "" where one is not known."""
 
     def __repr__(self) -> str:
-        return self.as_text(tables.find_width())
+        return self.as_text(shown_text.find_width())
 
     def as_text(self, width: int) -> str:
         """Return the table, with long cells broken where it is wider than `width`."""
-        return tables.as_text(_HEAD, self._shorten(), left=3, width=width)
+        return shown_text.as_text(_HEAD, self._shorten(), left=3, width=width)
 
     def _shorten(self) -> list[tuple[str, str, str]]:
         """Return the rows, without the shapes of an element where they are long and those of the row before."""
@@ -57,7 +57,7 @@ class Description:
         ]
 
     def _repr_html_(self) -> str:
-        return tables.as_html(_HEAD, self.steps)
+        return shown_text.as_html(_HEAD, self.steps)
 
 
 _HEAD = ("step", "length", "element")

@@ -18,7 +18,7 @@ from bushel._src.base.blocks import Block, Columns
 from bushel._src.base.errors import RowFailed
 from bushel._src.graph.node import Computed, MapNode, Moved, Plan, PlanMany, describe_failure, merge_origins
 from bushel._src.graph.operation import BlockOperation, WithTransform, mark_missing
-from bushel._src.index import int64
+from bushel._src.index import epochs
 
 
 def plan_many(nodes: Sequence[MapNode]) -> PlanMany:
@@ -48,7 +48,7 @@ def plan_many(nodes: Sequence[MapNode]) -> PlanMany:
 
 def plan_each(nodes: Sequence[MapNode], which: np.ndarray, indices: np.ndarray) -> Plan:
     """Plan the elements of each node for itself."""
-    rows = int64.group(which)
+    rows = epochs.group(which)
     return _merge_plans(which, rows, {number: nodes[number].plan(indices[here]) for number, here in rows.items()})
 
 
@@ -61,7 +61,7 @@ def _plan_kinds(nodes: Sequence[MapNode], groups: list[list[int]]) -> PlanMany:
 
     def plan(which: np.ndarray, indices: np.ndarray) -> Plan:
         groups_of_rows = group_of[which]
-        rows = int64.group(groups_of_rows)
+        rows = epochs.group(groups_of_rows)
         plans = {number: planners[number](place[which[here]], indices[here]) for number, here in rows.items()}
         return _merge_plans(groups_of_rows, rows, plans)
 
@@ -70,7 +70,7 @@ def _plan_kinds(nodes: Sequence[MapNode], groups: list[list[int]]) -> PlanMany:
 
 def find_each(nodes: Sequence[Moved], which: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Return positions in the parents, for nodes that cannot compute them together."""
-    found = [(here, nodes[number].find_positions(indices[here])) for number, here in int64.group(which).items()]
+    found = [(here, nodes[number].find_positions(indices[here])) for number, here in epochs.group(which).items()]
     wide = any(positions.dtype == object for _, positions in found)
     merged = np.empty(len(indices), dtype=object if wide else np.int64)
     for here, positions in found:
@@ -205,7 +205,7 @@ class _ByManyOperations(Plan):
         is_private = is_private or isinstance(block, Columns)
         rows = blocks.rows_of(block)
         parts: list[tuple[np.ndarray, Block]] = []
-        for here in int64.group(keys).values():
+        for here in epochs.group(keys).values():
             operation = joined.operations[joined.operation_of[which[here[0]]]]
             rows_here = [rows[row] for row in here.tolist()]
             for row in here.tolist():

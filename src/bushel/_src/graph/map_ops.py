@@ -32,7 +32,7 @@ from bushel._src.graph.node import (
     raise_for_row,
 )
 from bushel._src.graph.operation import BlockOperation, WithTransform
-from bushel._src.index import int64
+from bushel._src.index import epochs
 
 _FILE = "<bushel: steps of one loop>"
 _FIRST_LINE = 4
@@ -352,7 +352,7 @@ class FlatMapElements(WithTransform):
         return min(checks.INFINITE, self.parent.length * self.transform.max_fan_out)
 
     def plan(self, indices: np.ndarray) -> Plan:
-        element, split = int64.split(indices, self.transform.max_fan_out)
+        element, split = epochs.split(indices, self.transform.max_fan_out)
         # Neighbours of one element share its row in the parent's plan, so that it is read and split once for all.
         starts = np.ones(len(indices), dtype=bool)
         np.not_equal(element[1:], element[:-1], out=starts[1:])
@@ -361,7 +361,7 @@ class FlatMapElements(WithTransform):
         )
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        return made_of_one_each(int64.split(indices, self.transform.max_fan_out)[0])
+        return made_of_one_each(epochs.split(indices, self.transform.max_fan_out)[0])
 
 
 @dataclasses.dataclass(slots=True)

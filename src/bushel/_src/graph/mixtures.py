@@ -13,8 +13,7 @@ from bushel._src.base import checks
 from bushel._src.base.state_names import in_states
 from bushel._src.graph.node import MapNode
 from bushel._src.graph.reindex import Mix, Select
-from bushel._src.index.exact_mix import Quotas, Stage, Stretches, ToTheLast, exact_mixture, whole_numbers
-from bushel._src.index.mix import integer_weights
+from bushel._src.index.mix import Quotas, Stage, Stretches, ToTheLast, exact_mixture, integer_weights, whole_numbers
 
 Weights = Sequence[float] | Sequence[tuple[int, Sequence[float]]] | str
 """A number for each part; or a schedule of such by position; or "size"."""

@@ -20,7 +20,7 @@ from bushel._src.base import rng
 from bushel._src.base.blocks import Block, Columns, rows_of
 from bushel._src.base.errors import RowFailed, locate_error
 from bushel._src.base.state_names import overridable
-from bushel._src.index import int64
+from bushel._src.index import epochs
 
 
 class Plan(abc.ABC):
@@ -352,7 +352,7 @@ class MapNode(Node):
 
     def origins(self, index: int) -> tuple[Origin, ...]:
         """Return which source records make up the element at `index`, by arithmetic alone."""
-        rows, which, positions = self.made_of(int64.array([index]))
+        rows, which, positions = self.made_of(epochs.array([index]))
         if not len(rows):
             return (self.origin(index),)
         parts = zip(which.tolist(), positions.tolist(), strict=True)

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from bushel._src.base import checks, tables
+from bushel._src.base import checks, shown_text
 from bushel._src.base.public import public
 from bushel._src.graph.cursors import State
 from bushel._src.graph.node import MapNode, Node
 from bushel._src.graph.reindex import Repeat
 from bushel._src.graph.stream_ops import BatchStream, Elementwise
 from bushel._src.graph.streams import Elements, SeedStream, StreamNode
-from bushel._src.index import int64
+from bushel._src.index import epochs
 
 _MOST_LINES = 8
 """An element of more records than this prints them in groups."""
@@ -77,7 +77,7 @@ class ElementOrigin:
             place = str(group).partition(" of ")[2]
             lines += textwrap.wrap(
                 f"{named} of {place}: {', '.join(numbers)}",
-                tables.find_width(),
+                shown_text.find_width(),
                 initial_indent="  ",
                 subsequent_indent="    ",
                 break_on_hyphens=False,
@@ -92,8 +92,8 @@ class ElementOrigin:
         ]
         head = ("source", "record", "epoch", "component", "times")
         width = len(head) if len(counted) < len(self.records) else -1
-        table = tables.as_html(head[:width], [row[:width] for row in rows])
-        return tables.paragraph(f"element {self.index} is made of") + table
+        table = shown_text.as_html(head[:width], [row[:width] for row in rows])
+        return shown_text.paragraph(f"element {self.index} is made of") + table
 
     def _count(self) -> collections.Counter[SourceRecord]:
         """Return how many times each record is in the element, in the order in which they come first."""
@@ -178,7 +178,7 @@ def find_next_origins(stream: StreamNode, next_index: Callable[[], int], steps: 
             rows = batch.count_batches(rows)
         if not rows:
             break
-        records = find_origins(node.parent, int64.ranging(elements.start, elements.stop))
+        records = find_origins(node.parent, epochs.ranging(elements.start, elements.stop))
         origins.append(ElementOrigin(step, tuple(record for element in records for record in element.records)))
     return origins
 
@@ -234,7 +234,7 @@ def _find_epoch_of_element(node: MapNode, index: int) -> int:
     first = node
     while not isinstance(node, Repeat):
         known = node.length and len(node.parents) == 1
-        positions = node.made_of(int64.array([index]))[2].tolist() if known else []
+        positions = node.made_of(epochs.array([index]))[2].tolist() if known else []
         if not positions:
             if checks.is_endless(node.length):
                 raise _has_no_number(node)

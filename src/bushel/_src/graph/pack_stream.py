@@ -17,7 +17,7 @@ from bushel._src.base.errors import RowFailed, StateMismatch, locate_error
 from bushel._src.base.state_names import in_states
 from bushel._src.graph.cursors import Cursor, GroupCursor, Mark, Skips, State, read_count
 from bushel._src.graph.streams import OneParent, Opener, Ordered
-from bushel._src.index import int64
+from bushel._src.index import epochs
 from bushel._src.index.packing import Bins, Layout, layout, too_long
 
 
@@ -317,7 +317,7 @@ def _sort_by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
     """
     means = []
     for row in values:
-        different, _ = int64.find_distinct(row)
+        different, _ = epochs.find_distinct(row)
         count = np.count_nonzero(different)
         means.append(np.sum(different) / count if count else 0.0)
     return np.lexsort((shuffled, means))

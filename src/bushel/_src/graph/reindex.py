@@ -26,7 +26,7 @@ from bushel._src.graph.node import (
     SeveralParents,
     call_for_each,
 )
-from bushel._src.index import epochs, int64, mix, shuffle
+from bushel._src.index import epochs, mix, shuffle
 from bushel._src.index.shuffle import ManyShuffles
 
 _FEW_PARENTS = 16
@@ -349,7 +349,7 @@ class SelectByUser(Select):
 
     def choose(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         pairs = call_for_each(self._choose_one, indices.tolist(), self.call())
-        return int64.array([which for which, _ in pairs]), int64.array([position for _, position in pairs])
+        return epochs.array([which for which, _ in pairs]), epochs.array([position for _, position in pairs])
 
     def _choose_one(self, index: int) -> tuple[int, int]:
         which, position = self.selection_map[index]

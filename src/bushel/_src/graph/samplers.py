@@ -17,7 +17,7 @@ from bushel._src.base.rng import make_generator
 from bushel._src.base.state_names import in_states
 from bushel._src.base.transforms import short_name, show_value
 from bushel._src.graph.node import Epochs, MadeOf, OneParentMap, Plan, call_for_each, made_of_one_each
-from bushel._src.index import epochs, int64, shuffle
+from bushel._src.index import epochs, shuffle
 
 
 @public("bushel")
@@ -135,7 +135,7 @@ class IndexSampler:
         if self._shuffle:
             assert self._seed is not None
             positions = shuffle.shuffle(positions, length=self.shard_size, seed=self._seed)
-        return int64.narrowed(epochs.first_epoch(positions, length=self.shard_size)) + self._first
+        return epochs.narrowed(epochs.first_epoch(positions, length=self.shard_size)) + self._first
 
     @property
     def endless(self) -> bool:
@@ -172,7 +172,7 @@ def _look_up(sampler: SequentialSampler | IndexSampler, index: int) -> RecordMet
     end = sampler._max_index
     if index < 0 or (end is not None and index >= end):
         raise IndexError(f"Index {index} is out of range for a sampler of {end} records.")
-    key = int(sampler.record_keys(int64.array([index]))[0])
+    key = int(sampler.record_keys(epochs.array([index]))[0])
     return RecordMetadata(index=index, record_key=key, rng=_make_generator(sampler._seed, index))
 
 
@@ -221,7 +221,7 @@ class Sampled(OneParentMap):
         numbers = self._numbers(indices)
         if self.known_sampler is not None:
             return made_of_one_each(self.known_sampler.record_keys(numbers))
-        return made_of_one_each(int64.array([self.sampler[number].record_key for number in numbers.tolist()]))
+        return made_of_one_each(epochs.array([self.sampler[number].record_key for number in numbers.tolist()]))
 
     def _numbers(self, indices: np.ndarray) -> np.ndarray:
         """Return global indices of the sampler for elements of this shard."""
@@ -264,7 +264,7 @@ class _ChosenByUser(Plan):
 
     def read(self, low: int, high: int, private: bool) -> Block:
         chosen = call_for_each(self._call_sampler, self.numbers[low:high], self.node.call())
-        keys = int64.array([metadata.record_key for metadata in chosen])
+        keys = epochs.array([metadata.record_key for metadata in chosen])
         block = self.node.parent.plan(keys).read(0, len(chosen), private)
         if not self.node.as_records:
             return block

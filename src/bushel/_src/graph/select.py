@@ -27,7 +27,7 @@ from bushel._src.graph import map_ops, reindex
 from bushel._src.graph.columns import Column, NodeValues
 from bushel._src.graph.node import Epochs, MapNode, Moved, replace_parents
 from bushel._src.graph.reindex import Reindex, Repeat
-from bushel._src.index import int64, shuffle
+from bushel._src.index import epochs, shuffle
 
 _KEPT_EPOCHS = 4
 
@@ -65,7 +65,7 @@ def pick_by_epoch(epoch: np.ndarray, offset: np.ndarray, pick: Callable[[int, np
     if (epoch == first).all():
         return pick(first, offset)
     picked = np.empty_like(offset)
-    for number in int64.find_distinct(epoch)[0].tolist():
+    for number in epochs.find_distinct(epoch)[0].tolist():
         here = epoch == number
         picked[here] = pick(number, offset[here])
     return picked
@@ -199,7 +199,7 @@ class Chosen(Moved):
         return len(self.tables(0))
 
     def find_positions(self, indices: np.ndarray) -> np.ndarray:
-        epoch, offset = int64.split(indices, self.length, to=self.parent.length)
+        epoch, offset = epochs.split(indices, self.length, to=self.parent.length)
         positions = pick_by_epoch(epoch, offset, lambda number, some: self.rule.pick(self.tables(number), some, number))
         return positions + epoch * self.parent.length
 
@@ -265,7 +265,7 @@ class SplitPart(Reindex):
 
     def find_positions(self, indices: np.ndarray) -> np.ndarray:
         length = self.parent.length
-        epoch, offset = int64.split(indices, self.length, to=length)
+        epoch, offset = epochs.split(indices, self.length, to=length)
         return shuffle.permute(self.start + offset, length=length, seed=self.seed) + epoch * length
 
     def call(self) -> str:
@@ -359,7 +359,7 @@ def split_by_group(
     node: MapNode, groups: np.ndarray, split_sizes: SplitSizes, seed: int, hashed: bool
 ) -> list[MapNode]:
     """Return one node for each part. Elements with the same entry in `groups` are in the same part."""
-    distinct, which = int64.find_distinct(groups)
+    distinct, which = epochs.find_distinct(groups)
     sizes = np.bincount(which, minlength=len(distinct))
     if hashed:
         part_of_group = _choose_by_hash(distinct, split_sizes, seed)

@@ -27,9 +27,9 @@ from bushel._src.graph.cursors import CLOSED, Cursor, InUse, Mark, Skips, State,
 from bushel._src.graph.hidden_randomness import Watch, tell
 from bushel._src.graph.node import InPlace, Leaf, Node, Origin, Plan, PlanMany, raise_for_row
 from bushel._src.graph.streams import Opener, Ordered, StreamNode
-from bushel._src.index import int64
+from bushel._src.index import epochs
 from bushel._src.sources.memory_sources import JoinedArrays, RaggedDataSource, join_arrays, pack_array, unpack_array
-from bushel._src.sources.protocol import SequentialReader, SequentialSource, get_batch_reader, gives_new_records
+from bushel._src.sources.user_sources import SequentialReader, SequentialSource, get_batch_reader, gives_new_records
 
 READS = 16
 """How many records of each source are kept as digests, and how many reads of their indices are compared."""
@@ -195,7 +195,7 @@ class SourceNode(Leaf):
         return rows
 
     def plan(self, indices: np.ndarray) -> Plan:
-        positions = int64.narrowed(indices % self.length)
+        positions = epochs.narrowed(indices % self.length)
         many = get_batch_reader(self.source)
         if many is not None:
             return _ManyReads(self, positions, many)
@@ -351,7 +351,7 @@ class Range(Leaf):
         return len(range(self.start, self.stop, self.step))
 
     def plan(self, indices: np.ndarray) -> Plan:
-        values = int64.narrowed(indices % self.length)
+        values = epochs.narrowed(indices % self.length)
         if self.start or self.step != 1:
             values = self.start + values * self.step
         return _Integers(values.tolist())

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from bushel._src.base.public import public
-from bushel._src.index import cipher16, int64
+from bushel._src.index import cipher16, epochs
 
 ROUNDS = 4
 SMALL = cipher16.SIZE
@@ -39,14 +39,14 @@ def shuffle(i: Any, *, length: int, seed: int) -> np.ndarray:
     [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
     """
     if i.size <= _FEW:
-        return int64.array([_shuffle_one(n, length, seed) for n in i.tolist()])
-    epoch, position = int64.split(i, length, to=length)
+        return epochs.array([_shuffle_one(n, length, seed) for n in i.tolist()])
+    epoch, position = epochs.split(i, length, to=length)
     first = int(epoch[0])
     if (epoch == first).all():
         shuffled = permute(position, length=length, seed=(seed + first) & _WORD)
         return shuffled + first * length if epoch.dtype != object else shuffled.astype(object) + first * length
     shuffled = np.empty_like(position)
-    for number in int64.find_distinct(epoch)[0].tolist():
+    for number in epochs.find_distinct(epoch)[0].tolist():
         here = epoch == number
         shuffled[here] = permute(position[here], length=length, seed=(seed + number) & _WORD)
     return shuffled + epoch * length
@@ -59,7 +59,7 @@ def window_shuffle(i: Any, *, length: int, window: int, seed: int) -> np.ndarray
     >>> window_shuffle(np.arange(8), length=8, window=3, seed=1).tolist()
     [1, 2, 0, 3, 5, 4, 6, 7]
     """
-    epoch, position = int64.split(i, length, to=length)
+    epoch, position = epochs.split(i, length, to=length)
     number, offset = np.divmod(position, window)
     whole = length - length % window
     sizes = np.where(position < whole, window, length - whole)
@@ -437,7 +437,7 @@ class ManyShuffles:
         """Return position `i[n]` of shuffle `which[n]` -> the shuffled position; both are int64 arrays of one
         length.
         """
-        rows = int64.group(which)
+        rows = epochs.group(which)
         if len(which) > _FEW * len(rows):
             found = np.empty_like(i)
             for number, here in rows.items():

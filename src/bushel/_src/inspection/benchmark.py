@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bushel._src.base import checks, tables
+from bushel._src.base import checks, shown_text
 from bushel._src.base.options import MultiprocessingOptions
-from bushel._src.base.progress import Progress, Shown
+from bushel._src.base.shown_text import Progress, Shown
 from bushel._src.datasets.base_dataset import wrap
+from bushel._src.datasets.grain_classes import measure_bytes
 from bushel._src.datasets.iter_dataset import IterDataset
 from bushel._src.datasets.map_dataset import MapDataset
-from bushel._src.datasets.performance import measure_bytes
 from bushel._src.engine.measurements import count_cores, format_size
 from bushel._src.engine.report import Report
 from bushel._src.graph.node import Node, replace_parents
@@ -82,7 +82,7 @@ class Benchmark:
         return "\n\n".join(
             [
                 f"{self.target} on {self.cores} cores",
-                tables.as_text(head, rows),
+                shown_text.as_text(head, rows),
                 f"Best: {workers}, {self.best.elements_per_s:,.1f} elements/s ({RULE}).",
                 f"Where the time goes with {workers}:",
                 # Not the verdict of the report: it knows one number of workers, and we have measured several.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel._src.base import tables
+from bushel._src.base import shown_text
 from bushel._src.engine.measurements import format_size
 from bushel._src.graph import graph_text
 
@@ -203,13 +203,13 @@ def describe(facts: Facts, *, width: int | None = None) -> str:
 def _list_parts(facts: Facts, columns: int, width: int | None) -> Iterator[str]:
     yield "\n".join([facts.target, *_list_lines(facts)])
     if facts.splits:
-        yield tables.as_text(("split", facts.unit), [(name, f"{count:,}") for name, count in facts.splits.items()])
+        yield shown_text.as_text(("split", facts.unit), [(name, f"{count:,}") for name, count in facts.splits.items()])
     if facts.steps:
         steps = graph_text.Description(tuple((step["step"], step["length"], step["element"]) for step in facts.steps))
-        yield steps.as_text(width or tables.find_width())
+        yield steps.as_text(width or shown_text.find_width())
     if facts.schema:
         rows = [(column.name or "(the array)", column.type, column.note) for column in facts.schema[:_MOST_COLUMNS]]
-        text = tables.as_text(("entry", "type", ""), [_cut(row, columns) for row in rows], left=3)
+        text = shown_text.as_text(("entry", "type", ""), [_cut(row, columns) for row in rows], left=3)
         more = len(facts.schema) - len(rows)
         yield text + (f"\n... and {more:,} more" if more else "")
     if len(facts.files) > 1 or any(file.error for file in facts.files):
@@ -252,7 +252,7 @@ def _show_files(files: list[FileFacts], unit: str) -> str:
         for file in shown
     ]
     more = len(files) - len(shown)
-    return tables.as_text(("file", unit, "size", ""), rows) + (f"\n... and {more:,} more" if more else "")
+    return shown_text.as_text(("file", unit, "size", ""), rows) + (f"\n... and {more:,} more" if more else "")
 
 
 def show_histogram(histogram: Histogram, columns: int = 80) -> str:

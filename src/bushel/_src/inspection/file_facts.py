@@ -16,7 +16,7 @@ import numpy as np
 
 from bushel._src.base import redact
 from bushel._src.base.errors import DamagedFile
-from bushel._src.base.progress import Progress
+from bushel._src.base.shown_text import Progress
 from bushel._src.inspection.facts import EntryFacts, Facts, FileFacts, list_columns, name_bytes
 from bushel._src.sources import array_files, file_access, source_by_path
 from bushel._src.sources.checksums import check_checksums

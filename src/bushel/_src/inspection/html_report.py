@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel._src.base import tables
+from bushel._src.base import shown_text
 from bushel._src.base.late_imports import import_package
 from bushel._src.display import pictures as media
 from bushel._src.display.describe import describe_element, walk
@@ -142,7 +142,7 @@ def build_page(
         page.title = facts.target
         _add_facts(page, facts, pictures)
     if statistics is not None:
-        page.add(_heading("Statistics"), tables.as_html(*list_rows(statistics)))
+        page.add(_heading("Statistics"), shown_text.as_html(*list_rows(statistics)))
     if benchmark is not None:
         _add_benchmark(page, benchmark)
     if snapshot is not None:
@@ -203,7 +203,7 @@ def _add_facts(page: _Page, facts: Facts, pictures: Sequence[Picture]) -> None:
     if facts.size_bytes is not None:
         rows.append(("size", f"{format_size(facts.size_bytes)} in {len(facts.files):,} files"))
     rows += [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in facts.details.items()]
-    page.add(tables.as_html(("", ""), rows))
+    page.add(shown_text.as_html(("", ""), rows))
     if facts.damage:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in facts.damage)
         page.add(_heading("Damage"), f'<ul class="bad">{lines}</ul>')
@@ -214,11 +214,12 @@ def _add_facts(page: _Page, facts: Facts, pictures: Sequence[Picture]) -> None:
         _add_bars(page, f"{facts.unit} of each split", list(facts.splits), list(facts.splits.values()))
     if facts.steps:
         page.add(
-            _heading("Steps"), tables.as_html(("step", "length", "element"), [tuple(s.values()) for s in facts.steps])
+            _heading("Steps"),
+            shown_text.as_html(("step", "length", "element"), [tuple(s.values()) for s in facts.steps]),
         )
     if facts.schema:
         rows = [(column.name or "(the array)", column.type, column.note) for column in facts.schema]
-        page.add(_heading("Entries"), tables.as_html(("entry", "type", ""), rows))
+        page.add(_heading("Entries"), shown_text.as_html(("entry", "type", ""), rows))
     if facts.histograms:
         page.add(_heading("Histograms"), '<div class="plots">')
         for histogram in facts.histograms:
@@ -239,7 +240,7 @@ def _add_facts(page: _Page, facts: Facts, pictures: Sequence[Picture]) -> None:
             )
             for file in facts.files
         ]
-        page.add(_heading("Files"), tables.as_html(("file", facts.unit, "size", ""), rows))
+        page.add(_heading("Files"), shown_text.as_html(("file", facts.unit, "size", ""), rows))
     page.add(*(f'<p class="quiet">{html.escape(note)}</p>' for note in facts.notes))
 
 
@@ -310,7 +311,7 @@ def _add_snapshot(page: _Page, snapshot: Mapping[str, Any]) -> None:
     page.add("</div>")
     if report["skipped"]:
         rows = [(skip["which"], skip["error"]) for skip in report["skips"]]
-        page.add(_heading(f"{report['skipped']:,} skipped elements"), tables.as_html(("element", "error"), rows))
+        page.add(_heading(f"{report['skipped']:,} skipped elements"), shown_text.as_html(("element", "error"), rows))
 
 
 def _megabytes(values: Sequence[float]) -> list[float]:

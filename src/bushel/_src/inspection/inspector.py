@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bushel._src.base import redact
-from bushel._src.base.progress import Progress
+from bushel._src.base.shown_text import Progress
 from bushel._src.graph import graph_text
 from bushel._src.inspection import file_facts
 from bushel._src.inspection.facts import EntryFacts, Facts, list_columns

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from bushel._src.base import checks, tables
+from bushel._src.base import checks, shown_text
 from bushel._src.base.options import MultiprocessingOptions
-from bushel._src.base.progress import Progress, Shown
+from bushel._src.base.shown_text import Progress, Shown
 from bushel._src.datasets.base_dataset import wrap
 from bushel._src.datasets.iter_dataset import IterDataset
 from bushel._src.datasets.map_dataset import MapDataset
@@ -282,7 +282,7 @@ def show_table(statistics: Mapping[str, Any]) -> str:
             notes.append(f"{name}: {count:,} numbers are not finite, and are left out{whole.get(entry['of'], '')}.")
     if statistics.get("num_elements") == 0:
         return "There are no elements."
-    return "\n".join([tables.as_text(head, rows, left=2), *notes])
+    return "\n".join([shown_text.as_text(head, rows, left=2), *notes])
 
 
 def list_rows(statistics: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

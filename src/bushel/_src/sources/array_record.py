@@ -17,7 +17,7 @@ from bushel._src.base import checks
 from bushel._src.base.errors import DamagedFile, TooLarge
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.index import int64
+from bushel._src.index import epochs
 from bushel._src.sources import checksums, decompression, protocol_buffers, size_limits
 from bushel._src.sources.local_files import LARGE_BYTES, File
 from bushel._src.sources.paths import Options
@@ -316,7 +316,7 @@ class _ArrayRecordFile(RecordReader):
             data = self._iterate_chunks(positions)
             return [self._decode_single(chunk, part) for chunk, part in zip(positions.tolist(), data)]
         positions = checks.positions(positions, self.count)
-        wanted, back = int64.find_distinct(self._firsts.searchsorted(positions, "right") - 1)
+        wanted, back = epochs.find_distinct(self._firsts.searchsorted(positions, "right") - 1)
         parts = [self._decode_records(chunk, data) for chunk, data in zip(wanted.tolist(), self._read_chunks(wanted))]
         within = (positions - self._firsts[wanted[back]]).tolist()
         return [parts[chunk][place] for chunk, place in zip(back.tolist(), within)]

@@ -23,8 +23,8 @@ import numpy as np
 
 from bushel._src.base import checks, redact
 from bushel._src.base.errors import DamagedFile, add_note, writing
-from bushel._src.base.progress import Progress, Shown, Written
 from bushel._src.base.public import public
+from bushel._src.base.shown_text import Progress, Shown, Written
 from bushel._src.sources import (
     bagz,
     conversion_workers,

@@ -21,10 +21,9 @@ import numpy as np
 from bushel._src.base import redact
 from bushel._src.base.errors import DamagedFile, TooLarge
 from bushel._src.base.late_imports import import_package, install_command
-from bushel._src.base.progress import Progress
+from bushel._src.base.shown_text import Progress
 from bushel._src.sources import protocol_buffers, size_limits
-from bushel._src.sources.handle_pool import HandlePool
-from bushel._src.sources.local_files import File
+from bushel._src.sources.local_files import File, HandlePool
 
 _IDLE_AT_MOST = 32
 _CHUNK = 1 << 20

@@ -1,7 +1,7 @@
 """Finds and opens files, local or remote. All formats open their files through this module.
 
 Local files are in `local_files.py`, files behind URLs in `object_stores.py` and `fsspec_files.py`, copies of these on
-the local disk in `disk_copies.py`.
+the local disk in `remote_requests.py`.
 """
 
 from __future__ import annotations

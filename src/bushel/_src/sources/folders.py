@@ -1,9 +1,6 @@
-"""Folders on disk or in a store: files written so that a reader sees a whole file or none, and the names in them.
+"""Folders on disk or in a store: files written so that a reader sees a whole file or none.
 
-On disk, a file is written under a temporary name and then renamed. For a store, a file is written to a temporary folder
-of this machine, and uploaded when it is complete. A set of files is complete when its last file exists. So each writer
-writes the file that makes the others readable (a manifest, an index) last. A web server cannot list the names in a
-folder. Files are read through `file_access.py`. The uploads themselves are in `uploads.py`.
+Objects in stores are uploaded, renamed and removed through obstore or an fsspec driver.
 """
 
 from __future__ import annotations
@@ -12,19 +9,167 @@ import abc
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, ClassVar
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
 from bushel._src.base import checked_files, redact
 from bushel._src.base.errors import add_note
-from bushel._src.sources import file_access
+from bushel._src.sources import file_access, fsspec_files, object_stores
+from bushel._src.sources.local_files import File
 from bushel._src.sources.paths import Options, Path, is_url, normalize_path
+
+_PART_BYTES = 8 << 20
+_PARTS_AT_ONCE = 4  # so an upload holds about 32 MB at most
+_MOST_PARTS = 9_000  # S3 accepts 10,000
+_COPY_BYTES = 5 << 30
+"""S3 copies larger objects only in parts, which obstore does not do."""
+_WHOLE = {"abfs", "abfss", "adl", "az", "gcs", "gs", "oci", "oss", "s3", "s3a"}
+"""Schemes whose fsspec drivers show only complete objects. With others, a file is written under another name first."""
+
+
+def check_address(url: str) -> None:
+    """Raise an error for addresses to which nothing can be written."""
+    if url.startswith(("http://", "https://")):
+        raise ValueError(
+            f"{redact.show(url)} cannot be written: web servers accept no files. Name a local folder, or a store such "
+            "as s3://bucket/folder or gs://bucket/folder."
+        )
+
+
+def upload(path: str, url: str, options: Options | None) -> None:
+    """Copy a local file to a store. The file is read in parts, so a large file needs no more memory."""
+    check_address(url)
+    connected = object_stores.connect(url, options)
+    if connected is None:
+        _upload_by_driver(path, url, dict(options or {}))
+        return
+    store, key, settings = connected
+    size = os.path.getsize(path)
+    part = max(_PART_BYTES, -(-size // _MOST_PARTS))
+    # The version of the object that an upload in parts replaces. It tells a new object from an old one if the last
+    # answer of the upload is lost.
+    before = _find_version(store, key, url, settings) if size > part else None
+    with open(path, "rb") as file:  # closing it, also after Ctrl-C, ends an unfinished upload
+
+        def put() -> None:
+            file.seek(0)
+            try:
+                store.put(key, file, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
+            except FileNotFoundError as error:
+                if not object_stores.is_unclear_upload(error):
+                    raise
+                now = _find_version(store, key, url, settings)
+                if now is None or now == before or now[0] != size:
+                    raise
+
+        object_stores.request_with_retries(put, url, settings, "written")
+
+
+def _find_version(store: Any, key: str, url: str, settings: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Return the size, ETag and time of an object; None if it does not exist, or may not be read."""
+    try:
+        found = object_stores.request_with_retries(lambda: store.head(key), url, settings)
+    except (FileNotFoundError, PermissionError):
+        return None
+    return found["size"], found.get("e_tag"), str(found.get("last_modified"))
+
+
+def _upload_by_driver(path: str, url: str, settings: dict[str, Any]) -> None:
+    system, target = fsspec_files.connect(url, settings)
+    folder, _, name = target.rpartition("/")
+    whole = url.partition("://")[0] in _WHOLE
+    written = target if whole else f"{folder}/.{name[:40]}.{os.urandom(6).hex()}.writing"
+
+    def put() -> None:
+        if not whole and folder:
+            with contextlib.suppress(NotImplementedError):
+                system.makedirs(folder, exist_ok=True)
+        system.put_file(path, written)
+
+    fsspec_files.call_with_retries(put, url, settings, "written")
+    if not whole:
+        _move(system, written, target, url, settings)
+    system.invalidate_cache()
+    there = fsspec_files.call_with_retries(lambda: system.info(target), url, settings, "written").get("size")
+    if there != os.path.getsize(path):
+        raise OSError(
+            f"{redact.show(url)} could not be written: its store has {there} of {os.path.getsize(path)} bytes."
+        )
+
+
+def rename(url: str, target: str, options: Options | None) -> None:
+    """Rename an object of a store: the store copies it, then the old object is removed."""
+    connected = object_stores.connect(url, options)
+    if connected is None:
+        settings = dict(options or {})
+        system, old = fsspec_files.connect(url, settings)
+        _, new = fsspec_files.connect(target, settings)
+        if url.partition("://")[0] in _WHOLE:
+            fsspec_files.call_with_retries(lambda: system.cp_file(old, new), target, settings, "written")
+            fsspec_files.call_with_retries(lambda: system.rm_file(old), url, settings, "removed")
+        else:
+            _move(system, old, new, target, settings)
+        system.invalidate_cache()
+        return
+    store, old, settings = connected
+    _, new, _ = object_stores.connect(target, options) or connected
+    file = object_stores.open_url(url, options)
+    if file.size <= _COPY_BYTES:
+        object_stores.request_with_retries(lambda: store.copy(old, new), target, settings, "written")
+    else:
+        _copy_through_disk(file, target, options)
+    remove([url], options)
+
+
+def _move(system: Any, old: str, new: str, url: str, settings: dict[str, Any]) -> None:
+    """Rename a file by a driver. If an answer was lost, and the file has its new name, the rename has succeeded."""
+    tried = False
+
+    def move() -> None:
+        nonlocal tried
+        try:
+            system.mv(old, new)
+        except FileNotFoundError:
+            system.invalidate_cache()
+            if not tried or system.exists(old) or not system.exists(new):
+                raise
+        except Exception:
+            tried = True
+            raise
+
+    fsspec_files.call_with_retries(move, url, settings, "written")
+
+
+def _copy_through_disk(file: File, target: str, options: Options | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="bushel-") as folder:
+        path = os.path.join(folder, "copy")
+        with open(path, "xb") as copy:
+            for low in range(0, file.size, _PART_BYTES):
+                copy.write(file.read(low, min(_PART_BYTES, file.size - low)))
+        upload(path, target, options)
+
+
+def remove(urls: list[str], options: Options | None) -> None:
+    """Remove objects. Objects that do not exist are ignored."""
+    for url in urls:
+        connected = object_stores.connect(url, options)
+        if connected is None:
+            settings = dict(options or {})
+            system, path = fsspec_files.connect(url, settings)
+            with contextlib.suppress(FileNotFoundError):
+                fsspec_files.call_with_retries(functools.partial(system.rm_file, path), url, settings, "removed")
+            system.invalidate_cache()
+        else:
+            store, key, settings = connected
+            with contextlib.suppress(FileNotFoundError):
+                object_stores.request_with_retries(functools.partial(store.delete, key), url, settings, "removed")
 
 
 class Folder(abc.ABC):
@@ -138,9 +283,8 @@ def open_folder(path: Path, options: Options | None = None) -> Folder:
     text = normalize_path(path)
     if not is_url(text):
         return _LocalFolder(text)
-    from bushel._src.sources import uploads
 
-    uploads.check_address(text)
+    check_address(text)
     given = {key: value for key, value in (options or {}).items() if key not in ("cache_dir", "cache_bytes")}
     return _StoreFolder(text.rstrip("/"), redact.Options(given))
 
@@ -277,7 +421,6 @@ class _StoreFolder(Folder):
 
     @contextlib.contextmanager
     def new_file(self, name: str, *, draft: bool = False) -> Iterator[str]:
-        from bushel._src.sources import uploads
 
         # On another machine, which has no such folder, the file is made where temporary files are.
         here = self._drafts if self._drafts is not None and os.path.isdir(self._drafts) else None
@@ -285,7 +428,7 @@ class _StoreFolder(Folder):
         path = os.path.join(above, os.path.basename(name)[-100:])
         try:
             yield path
-            uploads.upload(path, self.path(name), self.options)
+            upload(path, self.path(name), self.options)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
                 add_note(
@@ -340,14 +483,12 @@ class _StoreFolder(Folder):
         return sorted(url.removeprefix(begin) for url in found)
 
     def remove(self, names: Iterable[str]) -> None:
-        from bushel._src.sources import uploads
 
-        uploads.remove([self.path(name) for name in names], self.options)
+        remove([self.path(name) for name in names], self.options)
 
     def rename(self, name: str, target: str) -> None:
-        from bushel._src.sources import uploads
 
-        uploads.rename(self.path(name), self.path(target), self.options)
+        rename(self.path(name), self.path(target), self.options)
 
     def sync(self, name: str) -> None:
         pass

@@ -21,7 +21,7 @@ from bushel._src.base.hints import explains_arguments
 from bushel._src.base.late_imports import import_package
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.index import int64
+from bushel._src.index import epochs
 from bushel._src.sources import file_access
 from bushel._src.sources.array_stores import ArrayFormat, ArrayStoreSource
 from bushel._src.sources.local_files import as_stream, changed_error
@@ -200,7 +200,7 @@ class HDF5Format(ArrayFormat):
     def read_rows(self, array: Any, positions: np.ndarray) -> np.ndarray:
         if not len(positions):
             return array[:0]
-        wanted, back = int64.find_distinct(positions)  # h5py needs increasing positions, each once
+        wanted, back = epochs.find_distinct(positions)  # h5py needs increasing positions, each once
         low, high = int(wanted[0]), int(wanted[-1]) + 1
         # One read of a range is much cheaper than a read of single rows, even if some rows of the range are dropped.
         part = array[low:high][wanted - low] if high - low <= 2 * len(wanted) else array[wanted]

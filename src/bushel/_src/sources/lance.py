@@ -15,7 +15,7 @@ from bushel._src.base.hints import explains_arguments
 from bushel._src.base.late_imports import import_package
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.index import int64
+from bushel._src.index import epochs
 from bushel._src.sources.array_stores import JoinedStores, RecordStore, find_stores
 from bushel._src.sources.paths import Options, Paths, is_url
 from bushel._src.sources.table_rows import ArrowRows
@@ -124,7 +124,7 @@ class LanceStore(RecordStore):
         places = checks.positions(indices, self._length)
         if not len(places):
             return []
-        wanted, back = int64.find_distinct(places)
+        wanted, back = epochs.find_distinct(places)
         return self._read_rows(wanted.tolist()).take(back)
 
     def _read_rows(self, places: list[int]) -> ArrowRows:

@@ -1,9 +1,13 @@
-"""The interface of an open file, and files of this machine. For files behind URLs see `object_stores.py`."""
+"""The interface of an open file, files of this machine, and pools of open handles.
+
+For files behind URLs see `object_stores.py`.
+"""
 
 from __future__ import annotations
 
 import abc
 import collections
+import contextlib
 import io
 import mmap
 import operator
@@ -12,11 +16,49 @@ import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from bushel._src.base import redact
 from bushel._src.base.errors import DamagedFile
 from bushel._src.sources.shard_journals import final_name
+
+T = TypeVar("T")
+
+
+class HandlePool(Generic[T]):
+    """Idle handles. `take` returns an idle handle or makes one; `give_back` keeps it, up to `limit` handles.
+
+    A handle that was in use when an error occurred is not given back, because its state is unknown.
+
+    >>> pool = HandlePool(list, limit=1)
+    >>> handle = pool.take()
+    >>> pool.give_back(handle)
+    >>> pool.take() is handle
+    True
+    """
+
+    def __init__(self, make: Callable[[], T], limit: int):
+        self._make, self._limit = make, limit
+        # `pop` and `append` are atomic. A lock is not needed, and would hang in a child forked while it is held.
+        self._idle: list[T] = []
+
+    def take(self) -> T:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._make()
+
+    def give_back(self, handle: T) -> None:
+        if len(self._idle) < self._limit:
+            self._idle.append(handle)
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[T]:
+        """Take a handle for the block, and give it back unless the block raises an error."""
+        handle = self.take()
+        yield handle
+        self.give_back(handle)
+
 
 _OPEN_AT_ONCE = 256
 _BUFFERS_AT_ONCE = 512  # of one call of preadv; every system accepts at least 1024

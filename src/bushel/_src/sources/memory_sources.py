@@ -16,7 +16,7 @@ from bushel._src.base.private_elements import copy_value
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.base.trees import ShapeDtypeStruct
-from bushel._src.index import int64
+from bushel._src.index import epochs
 from bushel._src.sources.local_files import changed_error
 
 _FEW_OF_EACH = 8  # so few records of each source are copied one by one
@@ -90,7 +90,7 @@ class JoinedArrays:
     def gather(self, which: np.ndarray, positions: np.ndarray) -> Columns:
         """Record `positions[n]` of source `which[n]`, for each n, as columns."""
         count = len(which)
-        rows_of_each = int64.group(which)
+        rows_of_each = epochs.group(which)
         groups: list[tuple[int, Any, Any]]
         if count > _FEW_OF_EACH * len(rows_of_each):
             groups = [(number, rows, positions[rows]) for number, rows in rows_of_each.items()]

@@ -25,7 +25,7 @@ import numpy as np
 from bushel._src.base import checks, redact
 from bushel._src.base.background import start_thread
 from bushel._src.base.late_imports import import_package
-from bushel._src.sources import disk_copies, fsspec_files
+from bushel._src.sources import fsspec_files, remote_requests
 from bushel._src.sources.fsspec_files import DriverFile, first_line, missing_file_error
 from bushel._src.sources.local_files import File, changed_error
 from bushel._src.sources.paths import Options, expand_path, is_url
@@ -204,7 +204,7 @@ def open_url(url: str, options: Options | None) -> File:
     settings = _check_options(options)
     file = _open_object(url, settings)
     folder = settings.get("cache_dir")
-    return file if folder is None else disk_copies.open_copy(file, expand_path(folder), settings.get("cache_bytes"))
+    return file if folder is None else remote_requests.open_copy(file, expand_path(folder), settings.get("cache_bytes"))
 
 
 def _check_options(options: Options | None) -> dict[str, Any]:

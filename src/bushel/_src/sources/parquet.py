@@ -23,13 +23,12 @@ from bushel._src.base.late_imports import import_package
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import file_access
-from bushel._src.sources.handle_pool import HandlePool
-from bushel._src.sources.local_files import File, as_stream
+from bushel._src.sources.local_files import File, HandlePool, as_stream
 from bushel._src.sources.paths import Options, Paths, is_url
-from bushel._src.sources.protocol import SequentialReader
 from bushel._src.sources.protocol_buffers import encode_example
 from bushel._src.sources.size_limits import SMALL_BYTES, check_expansion, get_limits
 from bushel._src.sources.table_rows import UNREADABLE, TableSource, check_names, get_storage_type, to_array, to_storage
+from bushel._src.sources.user_sources import SequentialReader
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
 _WIDEST = 8

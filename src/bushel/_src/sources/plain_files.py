@@ -10,8 +10,8 @@ import numpy as np
 from bushel._src.base import checks, memory, redact
 from bushel._src.base.blocks import Columns
 from bushel._src.base.hints import explains_arguments
-from bushel._src.base.progress import Progress
 from bushel._src.base.public import public
+from bushel._src.base.shown_text import Progress
 from bushel._src.base.state_names import in_states
 from bushel._src.base.trees import ShapeDtypeStruct
 from bushel._src.sources import file_access

@@ -20,7 +20,7 @@ import numpy as np
 from bushel._src.base import blocks, checks, redact
 from bushel._src.base.blocks import Block, Columns
 from bushel._src.base.errors import DamagedFile
-from bushel._src.base.progress import Progress, without_progress
+from bushel._src.base.shown_text import Progress, without_progress
 from bushel._src.sources import file_access
 from bushel._src.sources.local_files import File, changed_error
 from bushel._src.sources.paths import Options, is_url, paths_type_error

@@ -23,9 +23,9 @@ from bushel._src.sources.folders import explain_web_folder, file_exists, is_fold
 from bushel._src.sources.memory_sources import ArrayDataSource
 from bushel._src.sources.paths import Options, Path, expand_path
 from bushel._src.sources.plain_files import FileDataSource
-from bushel._src.sources.protocol import RandomAccessDataSource
 from bushel._src.sources.saved_elements import MANIFEST, PROGRESS, SavedDataSource
 from bushel._src.sources.shard_journals import final_name, is_staged
+from bushel._src.sources.user_sources import RandomAccessDataSource
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,15 +25,15 @@ import numpy as np
 
 from bushel._src.base import checked_files, checks, redact
 from bushel._src.base.errors import BushelWarning, DamagedFile, StateMismatch, TooLarge
-from bushel._src.base.progress import Progress
 from bushel._src.base.public import public
+from bushel._src.base.shown_text import Progress
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import file_access, size_limits
 from bushel._src.sources.checksums import Checksum, compute_length_checksums, decide_verify, get_fast_checksum, mask
 from bushel._src.sources.local_files import File, LocalFile
 from bushel._src.sources.paths import Options, Paths, get_cache_folder
-from bushel._src.sources.protocol import SequentialReader
 from bushel._src.sources.record_files import JoinedRecords, RecordReader, copy_records
+from bushel._src.sources.user_sources import SequentialReader
 
 HEADER = 12  # length (8 bytes) and its checksum
 FOOTER = 4  # checksum of the data

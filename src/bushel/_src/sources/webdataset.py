@@ -14,7 +14,7 @@ from bushel._src.base.state_names import in_states
 from bushel._src.sources import file_access
 from bushel._src.sources.local_files import File
 from bushel._src.sources.paths import Options
-from bushel._src.sources.protocol import SequentialReader
+from bushel._src.sources.user_sources import SequentialReader
 
 _BLOCK = 512
 _WINDOW = 1 << 20

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from bushel._src.base import tables
+from bushel._src.base import shown_text
 from bushel._src.base.code_inspection import is_users_code
 from bushel._src.base.public import public
 from bushel._src.base.state_names import find_name, name_of, rename_keys
@@ -23,8 +23,7 @@ from bushel._src.graph.node import Node, skip_transparent
 from bushel._src.graph.source_nodes import RecordStream, SourceNode
 from bushel._src.graph.stream_ops import MixStream
 from bushel._src.graph.user_datasets import Custom
-from bushel._src.sources.protocol import file_fingerprint
-from bushel._src.sources.user_sources import IterableStream
+from bushel._src.sources.user_sources import IterableStream, file_fingerprint
 from bushel._src.state.digest import digest, examine
 from bushel._src.state.digest_notes import Examination, Memo
 from bushel._src.state.object_contents import attributes_of, describe, is_in_memory, is_iterator
@@ -563,10 +562,10 @@ class IdentityExplanation:
     parts: tuple[IdentityPart, ...]
 
     def __repr__(self) -> str:
-        return tables.as_text(_HEAD, [part.row for part in self.parts], left=len(_HEAD))
+        return shown_text.as_text(_HEAD, [part.row for part in self.parts], left=len(_HEAD))
 
     def _repr_html_(self) -> str:
-        return tables.as_html(_HEAD, [part.row for part in self.parts])
+        return shown_text.as_html(_HEAD, [part.row for part in self.parts])
 
 
 @public("bushel")

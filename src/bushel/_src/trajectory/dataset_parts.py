@@ -19,8 +19,7 @@ from bushel._src.base.state_names import in_states
 from bushel._src.datasets.map_dataset import MapDataset
 from bushel._src.trajectory.data_utils import flatten_tree, to_numpy, to_objects
 from bushel._src.trajectory.episodes import Episodes
-from bushel._src.trajectory.sample_index import index_samples
-from bushel._src.trajectory.samples import SampleOrigins, Samples
+from bushel._src.trajectory.samples import SampleOrigins, Samples, index_samples
 from bushel._src.trajectory.single_pass import evaluate_once
 
 Normalization = Callable[[np.ndarray, str, np.ndarray], np.ndarray]

@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike
 
 from bushel._src.base import checked_files, checks, redact
 from bushel._src.base.options import ReadOptions, WorkerOptions, find_job_options
-from bushel._src.base.progress import Progress, Shown
 from bushel._src.base.public import public
+from bushel._src.base.shown_text import Progress, Shown
 from bushel._src.base.state_names import in_states
 from bushel._src.datasets.iter_dataset import IterDataset
 from bushel._src.datasets.iterator import DatasetIterator

@@ -23,8 +23,8 @@ from bushel._src.base import checked_files, checks, redact
 from bushel._src.base.errors import DamagedFile
 from bushel._src.base.hints import renamed_arguments
 from bushel._src.base.options import RayOptions, find_job_options
-from bushel._src.base.progress import Progress, Shown, Written
 from bushel._src.base.public import public
+from bushel._src.base.shown_text import Progress, Shown, Written
 from bushel._src.sources import conversion_workers, file_access, folders, paths
 from bushel._src.sources.conversion import RunAll
 from bushel._src.sources.folders import Folder

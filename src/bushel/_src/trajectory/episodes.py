@@ -20,7 +20,7 @@ import numpy as np
 from bushel._src.base import checked_files
 from bushel._src.base.public import public
 from bushel._src.base.state_names import in_states
-from bushel._src.index import int64
+from bushel._src.index import epochs
 from bushel._src.trajectory.data_utils import BadTrajectory, flatten_tree, is_text, nest_leaves, to_numpy, to_objects
 from bushel._src.trajectory.encoded_images import Encoded, ImageFiles
 
@@ -102,7 +102,7 @@ class Images:
     def take(self, frames: np.ndarray) -> np.ndarray:
         """Handle of the images of these frames. Nothing is read yet."""
         # One handle per distinct frame: `over_window` decodes an image once only where its steps share the handle.
-        distinct, back = int64.find_distinct(frames)
+        distinct, back = epochs.find_distinct(frames)
         addresses = self.addresses[distinct].tolist()
         handles = to_objects([Encoded(self.parts, *address) if address[2] else b"" for address in addresses])
         return handles[back].reshape(frames.shape)

@@ -17,7 +17,7 @@ from bushel._src.base import checks
 from bushel._src.base.errors import TooLarge
 from bushel._src.base.late_imports import import_package
 from bushel._src.base.public import public
-from bushel._src.sources.handle_pool import HandlePool
+from bushel._src.sources.local_files import HandlePool
 from bushel._src.sources.media import check_image
 from bushel._src.sources.size_limits import check_pixels
 from bushel._src.trajectory.data_utils import get_namespace, is_jax

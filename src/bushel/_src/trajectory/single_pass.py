@@ -10,7 +10,7 @@ from typing import Any
 
 from bushel._src.base import checks
 from bushel._src.base.options import MultiprocessingOptions, RayOptions, ReadOptions, WorkerOptions, find_job_options
-from bushel._src.base.progress import Progress
+from bushel._src.base.shown_text import Progress
 from bushel._src.base.state_names import in_states
 from bushel._src.datasets.iter_dataset import IterDataset
 from bushel._src.datasets.map_dataset import MapDataset

@@ -13,8 +13,8 @@ import numpy as np
 from bushel._src.base import checks, hints, trees
 from bushel._src.base.hints import explains_arguments
 from bushel._src.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions, WorkerOptions, read_workers
-from bushel._src.base.progress import Written
 from bushel._src.base.public import public
+from bushel._src.base.shown_text import Written
 from bushel._src.base.state_names import in_states
 from bushel._src.datasets.base_dataset import Dataset
 from bushel._src.datasets.iter_dataset import IterDataset, WithOptionsIterDataset

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bushel._src.base import blocks, checks, tables, trees
+from bushel._src.base import blocks, checks, shown_text, trees
 from bushel._src.base.errors import BushelWarning
 from bushel._src.base.late_imports import import_package
 from bushel._src.base.options import (
@@ -547,7 +547,7 @@ class TrajectoryLoader:
         )
 
     def _repr_html_(self) -> str:
-        return tables.paragraph(repr(self)) + self.dataset._repr_html_()
+        return shown_text.paragraph(repr(self)) + self.dataset._repr_html_()
 
 
 @public("bushel.trajectory")

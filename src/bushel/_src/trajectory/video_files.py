@@ -19,8 +19,7 @@ from bushel._src.base.errors import DamagedFile
 from bushel._src.base.late_imports import import_package
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import file_access
-from bushel._src.sources.handle_pool import HandlePool
-from bushel._src.sources.local_files import File
+from bushel._src.sources.local_files import File, HandlePool
 from bushel._src.sources.paths import Options
 from bushel._src.trajectory.video_packets import PacketTable, PacketTables, Stream
 

@@ -31,8 +31,7 @@ from bushel._src.trajectory.dataset_parts import _OpaqueFrames
 from bushel._src.trajectory.episodes import Episodes, Texts
 from bushel._src.trajectory.lerobot.reader import LeRobotEpisodes, LeRobotSource
 from bushel._src.trajectory.rlds.reader import RLDSEpisodes
-from bushel._src.trajectory.sample_index import Draws, SampleIndex, index_samples
-from bushel._src.trajectory.samples import SampleOrigins, Samples, _OffsetWindows
+from bushel._src.trajectory.samples import Draws, SampleIndex, SampleOrigins, Samples, _OffsetWindows, index_samples
 from bushel._src.view import output_records
 from bushel._src.view.robot_elements import count_rows, flatten, is_batched
 from bushel._src.view.session import PipelineStep, Session

@@ -19,9 +19,8 @@ from bushel._src.graph.reindex import Concatenate, Mix, Repeat, Select
 from bushel._src.graph.source_nodes import SourceNode, name_source
 from bushel._src.graph.stream_ops import BatchStream, Elementwise, MixStream
 from bushel._src.graph.streams import Elements, SeedStream, StreamNode
-from bushel._src.index import int64, mix
-from bushel._src.trajectory.sample_index import SampleIndex
-from bushel._src.trajectory.samples import SampleOrigins
+from bushel._src.index import epochs, mix
+from bushel._src.trajectory.samples import SampleIndex, SampleOrigins
 
 
 class NotTraceable(ValueError):
@@ -91,7 +90,7 @@ def _keeps_order(node: Node) -> bool:
 def _count_mixed(node: MixStream) -> int | None:
     """Return the length of a mixture of streams. It ends where it needs an element of a stream that has ended."""
     total = sum(node.weights)
-    which, within = mix.mixed(int64.ranging(0, total), node.weights)  # one period of the pattern
+    which, within = mix.mixed(epochs.ranging(0, total), node.weights)  # one period of the pattern
     ends = [INFINITE]
     for number, (part, weight) in enumerate(zip(node.parts, node.weights, strict=True)):
         length = count_outputs(part)
@@ -189,7 +188,7 @@ def _walk_map(node: MapNode, rows: np.ndarray, indices: np.ndarray, component: t
 
 def first_outputs(count: int) -> np.ndarray:
     """Return the positions of the first `count` outputs."""
-    return int64.ranging(0, count)
+    return epochs.ranging(0, count)
 
 
 def count_records(node: Node) -> int:

@@ -15,8 +15,8 @@ import numpy as np
 
 from bushel._src.base import checks
 from bushel._src.base.late_imports import import_package
-from bushel._src.base.progress import Written
 from bushel._src.base.public import public
+from bushel._src.base.shown_text import Written
 from bushel._src.display import pictures as media
 from bushel._src.trajectory.encoded_images import Encoded, read_all
 from bushel._src.view.episode_lookup import EpisodeStep, find_episode_step

@@ -28,8 +28,7 @@ from bushel._src.trajectory.lerobot.dataset_folder import LeRobotFolder
 from bushel._src.trajectory.lerobot.image_parts import LeRobotImages
 from bushel._src.trajectory.lerobot.reader import LeRobotEpisodes, LeRobotSource
 from bushel._src.trajectory.pixels import MAGIC, decode_depth, decode_image
-from bushel._src.trajectory.sample_index import SampleIndex
-from bushel._src.trajectory.samples import SampleOrigins
+from bushel._src.trajectory.samples import SampleIndex, SampleOrigins
 from bushel._src.view.session import Session
 
 Names = dict[str, tuple[str, ...]]

@@ -25,7 +25,7 @@ from typing import Any
 
 import cloudpickle
 
-from bushel._src.base import checks, redact, tables
+from bushel._src.base import checks, redact, shown_text
 from bushel._src.base.background import SCRIPT_MODULE
 from bushel._src.datasets.iter_dataset import IterDataset
 from bushel._src.datasets.iterator import DatasetIterator
@@ -179,7 +179,7 @@ def list_script(path: str, command: str, arguments: Sequence[str] = ()) -> str:
     more = f" -- {_show_arguments(arguments)}" if arguments else ""
     return (
         f"{show_target(path, arguments)} has these datasets and functions:\n\n"
-        f"{tables.as_text(('name', 'what it is'), rows, left=2)}\n\n"
+        f"{shown_text.as_text(('name', 'what it is'), rows, left=2)}\n\n"
         f"Name one: bushel {command} {shlex.quote(f'{path}:{usable[0]}')}{more}"
     )
 

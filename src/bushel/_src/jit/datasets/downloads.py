@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from bushel._src.base import checked_files
-from bushel._src.base.progress import Progress
+from bushel._src.base.shown_text import Progress
 
 TIMEOUT_S = 30
 

@@ -20,7 +20,7 @@ import numpy as np
 from bushel._src.base import checked_files, redact
 from bushel._src.base.errors import DamagedFile
 from bushel._src.base.state_names import in_states
-from bushel._src.index import int64
+from bushel._src.index import epochs
 from bushel._src.sources.parquet import ParquetDataSource
 from bushel._src.sources.paths import Options
 from bushel._src.trajectory.encoded_images import ImageFiles
@@ -152,7 +152,7 @@ class LeRobotImages(ImageFiles):
     def _read_rows(self, record: int, rows: list[int]) -> list[bytes]:
         number = record - len(self._catalog.videos)
         name, source = self._catalog.images[number], self._open_rows(number)
-        distinct, back = int64.find_distinct(np.array(rows, np.int64))
+        distinct, back = epochs.find_distinct(np.array(rows, np.int64))
         found: Any = source.__getitems__(distinct)
         contents = [self._get_content(found[place][name], record, row) for place, row in enumerate(distinct.tolist())]
         return [contents[place] for place in back.tolist()]

@@ -16,7 +16,7 @@ import numpy as np
 from bushel._src.base import redact
 from bushel._src.base.errors import BushelWarning, DamagedFile
 from bushel._src.base.late_imports import import_package
-from bushel._src.base.progress import Progress
+from bushel._src.base.shown_text import Progress
 from bushel._src.sources.parquet import check_sizes
 from bushel._src.sources.table_rows import to_storage
 from bushel._src.trajectory.data_utils import to_objects

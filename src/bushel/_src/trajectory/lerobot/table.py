@@ -17,7 +17,7 @@ import numpy as np
 
 from bushel._src.base import checks, redact
 from bushel._src.base.errors import BushelWarning, DamagedFile
-from bushel._src.base.progress import Progress
+from bushel._src.base.shown_text import Progress
 from bushel._src.sources import file_access, paths
 from bushel._src.sources.paths import get_cache_folder
 from bushel._src.state.digest import whole_digest

@@ -21,8 +21,8 @@ import numpy as np
 
 from bushel._src.base import checked_files, checks, redact
 from bushel._src.base.errors import BushelWarning, DamagedFile
-from bushel._src.base.progress import Progress, Shown
 from bushel._src.base.public import public
+from bushel._src.base.shown_text import Progress, Shown
 from bushel._src.base.state_names import in_states
 from bushel._src.sources import folders, protocol_buffers
 from bushel._src.sources.folders import Folder

@@ -20,8 +20,8 @@ from bushel._src.base import checks
 from bushel._src.base.errors import writing
 from bushel._src.base.hints import explains_arguments
 from bushel._src.base.late_imports import import_package
-from bushel._src.base.progress import Progress, Written
 from bushel._src.base.public import public
+from bushel._src.base.shown_text import Progress, Written
 from bushel._src.sources import folders
 from bushel._src.sources.folders import Folder
 from bushel._src.sources.paths import Options, Path, normalize_path

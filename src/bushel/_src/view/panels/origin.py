@@ -13,7 +13,7 @@ from bushel._src.graph.map_ops import MapElementsWithIndex, RandomMapElements
 from bushel._src.graph.node import MapNode, Node
 from bushel._src.graph.origins import SourceRecord
 from bushel._src.graph.source_nodes import SourceNode
-from bushel._src.index import int64
+from bushel._src.index import epochs
 from bushel._src.sources.plain_files import FileDataSource
 from bushel._src.sources.record_files import JoinedFiles
 from bushel._src.sources.saved_elements import SavedDataSource
@@ -65,7 +65,7 @@ def trace(node: MapNode, index: int) -> list[Passage]:
     [('batch(2)', [1]), ('slice(slice(0, 10, 2))', [2, 3]), ('range(10)', [4, 6])]
     """
     passages: dict[int, Passage] = {}
-    queue: list[tuple[MapNode, np.ndarray]] = [(node, int64.array([index]))]
+    queue: list[tuple[MapNode, np.ndarray]] = [(node, epochs.array([index]))]
     for here, indices in queue:  # the queue grows while it is read
         known = passages.setdefault(id(here), Passage(here, [], 0))
         known.indices = [*known.indices, *indices[:SHOWN].tolist()][:SHOWN]
