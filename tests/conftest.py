@@ -72,10 +72,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 JOBS = (
-    "bushel.ray.",
+    "bushel._src.datasets.cluster_jobs.",
     "bushel._src.sources.conversion.",
     "bushel._src.sources.folders.",
+    "bushel._src.trajectory.conversion_table.",
     "bushel._src.trajectory.episode_conversion.",
+    "bushel._src.trajectory.episode_targets.",
+    "bushel._src.trajectory.video_encoding.",
 )
 """Modules whose objects are in pipelines that live as long as one conversion on a cluster. No state is kept of them."""
 

@@ -50,14 +50,14 @@ def two_kinds(count: int, make: Any = slowly) -> Any:
 
 def kill(member: Any) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(member.place.pid, signal.SIGKILL)
+        os.kill(member.location.pid, signal.SIGKILL)
 
 
 def members_of(executor: Actors) -> list[Any]:
     """The actors of an executor that have started."""
     supervisor = executor._supervisor
     with supervisor._lock:
-        return [member for member in supervisor.workers if member.place is not None]
+        return [member for member in supervisor.workers if member.location is not None]
 
 
 def test_an_actor_that_is_killed_is_replaced(cluster):
@@ -249,7 +249,7 @@ GCS = """
         found += [next(it) for _ in range(60)]  # while it is away
         cluster.head_node.start_gcs_server()
         found += [next(it) for _ in range(60)]
-        os.kill(executor._supervisor.workers[0].place.pid, signal.SIGKILL)  # a new actor can be started again
+        os.kill(executor._supervisor.workers[0].location.pid, signal.SIGKILL)  # a new actor can be started again
         found += it
         assert executor.report().deaths == 1
         executor.close()
