@@ -191,7 +191,7 @@ class Saving:
     def read(self):
         try:
             return [element["text"] for element in sources.open(self.base, storage_options=OPTIONS)]
-        except (FileNotFoundError, sources.folder_files.UnknownFormat):
+        except (FileNotFoundError, bushel.UnknownFormat):
             return None
 
     def check(self, store):

@@ -103,7 +103,8 @@ def pick_performance_config(
     threads = max((choose_read_options(part.parent).num_threads for part in _find_elements(node)), default=0)
     return PerformanceConfig(
         MultiprocessingOptions(
-            num_workers=int(workers), budget_bytes=None if ram_budget_mb is None else max(1, int(budget))
+            num_workers=int(workers),
+            budget_bytes=max(1, int(budget)) if workers and ram_budget_mb is not None else None,
         ),
         ReadOptions(num_threads=int(min(ahead, threads)), prefetch_buffer_size=int(ahead)),
     )
