@@ -576,7 +576,7 @@ def test_without_shared_memory_results_go_by_the_heap(monkeypatch):
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bushel._src.engine.pool.jobs.Arena", fail)
+    monkeypatch.setattr("bushel._src.engine.pool.jobs.Slab", fail)
     with worker_pool() as executor, open_on(batches(50), executor) as it:
         number = -1
         for number, batch in enumerate(it):

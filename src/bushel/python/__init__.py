@@ -42,6 +42,7 @@ if _typing.TYPE_CHECKING:
         RandomMapOperation,
     )
     from bushel._src.graph.samplers import IndexSampler, Sampler, SequentialSampler
+    from bushel._src.loaders.checkpoint import CheckpointHandler as PyGrainCheckpointHandler
     from bushel._src.loaders.data_loader import DataLoader, load
     from bushel._src.loaders.data_loader import DataLoaderIterator as PyGrainDatasetIterator
     from bushel._src.loaders.orbax import CheckpointRestore as PyGrainCheckpointRestore
@@ -50,7 +51,6 @@ if _typing.TYPE_CHECKING:
     from bushel._src.sources.memory_sources import RangeDataSource
     from bushel._src.sources.memory_sources import SharedMemoryDataSource as InMemoryDataSource
     from bushel._src.sources.user_sources import RandomAccessDataSource
-    from bushel._src.state.checkpoint_files import CheckpointHandler as PyGrainCheckpointHandler
 
 __all__ = [
     "ArrayRecordDataSource",
@@ -115,12 +115,12 @@ _MODULES = {
     "datasets.shared_arrays": "SharedMemoryArray",
     "graph.loader_ops": "BatchOperation FilterOperation MapOperation Operation RandomMapOperation",
     "graph.samplers": "IndexSampler Sampler SequentialSampler",
+    "loaders.checkpoint": "CheckpointHandler=PyGrainCheckpointHandler",
     "loaders.data_loader": "DataLoader DataLoaderIterator=PyGrainDatasetIterator load",
     "loaders.orbax": "CheckpointRestore=PyGrainCheckpointRestore CheckpointSave=PyGrainCheckpointSave",
     "sources.array_record": "ArrayRecordDataSource",
     "sources.memory_sources": "RangeDataSource SharedMemoryDataSource=InMemoryDataSource",
     "sources.user_sources": "RandomAccessDataSource",
-    "state.checkpoint_files": "CheckpointHandler=PyGrainCheckpointHandler",
 }
 
 if not _typing.TYPE_CHECKING:  # so that a type checker reports missing names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from typing import Any, ForwardRef, TypeVar
 
@@ -55,3 +57,20 @@ def find_module(thing: Any) -> str:
     """
     module = getattr(thing, "__module__", None) or ""
     return _MODULES.get((module, getattr(thing, "__qualname__", "")), module)
+
+
+def load_door(thing: Any) -> None:
+    """Import the door of a public class or function, if nothing has imported it yet.
+
+    Pickles name an object by its door. cloudpickle looks the name up among the modules that are loaded; of what it does
+    not find there it would send a copy, and objects of the copy are no instances of the class.
+    """
+    key = (getattr(thing, "__module__", None), getattr(thing, "__qualname__", None))
+    if key in _MODULES and key[0] not in sys.modules:
+        importlib.import_module(str(key[0]))
+
+
+def load_doors() -> None:
+    """Import the doors of all public objects that are loaded: before code of the user's pickles some of them."""
+    for door in {door for door, _ in _MODULES}:
+        importlib.import_module(door)

@@ -98,12 +98,12 @@ def pick_performance_config(
     samples = checks.positive(samples_to_check, "samples_to_check")
     budget = math.inf if ram_budget_mb is None else ram_budget_mb * 2**20
     node = _remove_workers(ds._node)
-    workers = min(_count_workers(budget, *_measure(node, samples)), most_workers)
+    workers = int(min(_count_workers(budget, *_measure(node, samples)), most_workers))
     ahead = min(_count_prefetched_records(node, budget, samples), most_ahead)
     threads = max((choose_read_options(part.parent).num_threads for part in _find_elements(node)), default=0)
     return PerformanceConfig(
         MultiprocessingOptions(
-            num_workers=int(workers),
+            num_workers=workers,
             budget_bytes=max(1, int(budget)) if workers and ram_budget_mb is not None else None,
         ),
         ReadOptions(num_threads=int(min(ahead, threads)), prefetch_buffer_size=int(ahead)),

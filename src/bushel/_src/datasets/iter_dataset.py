@@ -17,7 +17,7 @@ from bushel._src.base.errors import BushelDeprecationWarning, BushelWarning
 from bushel._src.base.hints import explains_arguments, renamed_arguments, show_as
 from bushel._src.base.late_imports import Lazy, install_command
 from bushel._src.base.options import DatasetOptions, MultiprocessingOptions, OptionValues, RayOptions, read_workers
-from bushel._src.base.public import public
+from bushel._src.base.public import load_doors, public
 from bushel._src.base.state_names import in_states
 from bushel._src.datasets.base_dataset import (
     Dataset,
@@ -657,6 +657,7 @@ class IterDataset(Dataset[T_co], metaclass=_IterDatasetMeta):
         """Return an iterator whose elements are computed by your own executor: see `bushel.engine.Executor`."""
         way_out = "pass an instance of a class of yours that has submit, wait, forget and close"
         checks.instance(executor, Executor, "executor of iterate_on", way_out)
+        load_doors()  # it may send programs to other processes
         return PipelineIterator(self._node, executor=executor)
 
     def with_options(self, **options: Unpack[OptionValues]) -> IterDataset[T_co]:

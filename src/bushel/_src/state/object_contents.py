@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import collections
 import functools
 import gc
@@ -24,7 +25,7 @@ FULL_BYTES = 4 << 20
 READS_FILES = {"h5py", "zarr", "tensorstore", "dask", "netCDF4", "h5netcdf", "tables", "lance", "tiledb", "blosc2"}
 """Libraries whose arrays are read when they are asked for their values: a terabyte, perhaps."""
 _HANDLES: tuple[type, ...] = (
-    io.IOBase, threading.Thread, threading.Condition, threading.Event, threading.local, type(threading.Lock()),
+    io.IOBase, threading.Thread, threading.Condition, threading.Event, _thread._local, type(threading.Lock()),
     type(threading.RLock()), types.GeneratorType, types.FrameType, types.CoroutineType,
 )  # fmt: skip
 describe: list[Callable[[Any], Any]] = []

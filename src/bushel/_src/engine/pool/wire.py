@@ -25,6 +25,7 @@ from bushel._src.base import memory as base_memory
 from bushel._src.base.exact_values import TEXT_REDUCERS, DispatchTable
 from bushel._src.base.memory import ALIGNMENT
 from bushel._src.base.private_elements import build_view
+from bushel._src.base.public import load_door
 from bushel._src.engine.shared_memory import Slot
 
 
@@ -176,6 +177,7 @@ class _CloudPickler(cloudpickle.Pickler):
         if number in _from_pipelines:
             return _get_class, (number,)
         if isinstance(obj, (type, types.FunctionType)):
+            load_door(obj)
             send_by_value(obj.__module__)
             if (reduced := reduce_definition(obj)) is not NotImplemented:
                 return reduced

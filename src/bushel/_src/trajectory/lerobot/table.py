@@ -381,7 +381,7 @@ class _Videos:
                 episode,
                 camera,
                 clip.path,
-                f"its frames have {table.stream.height} x {table.stream.width} pixels, and those of other files of the "
+                f"Its frames have {table.stream.height} x {table.stream.width} pixels, and those of other files of the "
                 f"camera {height} x {width}",
             )
         columns = self._rows.columns
