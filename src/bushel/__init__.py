@@ -9,6 +9,7 @@
 import os as _os
 import typing as _typing
 
+from bushel import sources as sources  # results hold its `Columns`: cloudpickle looks for it among loaded modules
 from bushel._src.base.doors import open_door as _open_door
 
 if _typing.TYPE_CHECKING:
@@ -23,7 +24,6 @@ if _typing.TYPE_CHECKING:
     from bushel import ray as ray
     from bushel import samplers as samplers
     from bushel import sharding as sharding
-    from bushel import sources as sources
     from bushel import testing as testing
     from bushel import trajectory as trajectory
     from bushel import transforms as transforms
