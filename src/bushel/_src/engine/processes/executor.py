@@ -95,11 +95,15 @@ class Connections:
     def remove(self, worker: ProcessHandle) -> None:
         # First out of the selector: the system gives the number of a closed descriptor to the next file that is opened.
         worker.connected = False
-        self._selector.unregister(worker.channel.socket)
+        self._forget(worker.channel.socket)
         worker.channel.close()
         if worker.pidfd >= 0:
-            self._selector.unregister(worker.pidfd)
+            self._forget(worker.pidfd)
             os.close(worker.pidfd)
+
+    def _forget(self, descriptor: Any) -> None:
+        with contextlib.suppress(KeyError):  # Ctrl-C came in `add`, before it was registered
+            self._selector.unregister(descriptor)
 
     def send(self, worker: ProcessHandle, *message: Any, descriptors: tuple[int, ...] = ()) -> None:
         """Send a message as far as the socket takes it. The rest follows when the socket has room again."""
