@@ -1,7 +1,9 @@
 """Writes the pages of the reference before Sphinx reads them: one page per public module, class and function."""
 
+import ast
 import inspect
 import re
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -136,8 +138,10 @@ def _value(name: Name) -> str:
 
 
 def _value_docstring(name: Name) -> str:
-    """The docstring below a value, in the module itself or in the one where the value is defined."""
-    for module in (name.module, "bushel._src.base.transforms", "bushel._src.base.options"):
+    """The docstring below a value, in its door or in a module from which the door imports."""
+    door = ast.parse(inspect.getsource(sys.modules[name.module]))
+    imported = {node.module for node in ast.walk(door) if isinstance(node, ast.ImportFrom) and node.module}
+    for module in (name.module, *sorted(module for module in imported if module.startswith("bushel._src."))):
         docs = ModuleAnalyzer.for_module(module).find_attr_docs()
         if text := docs.get(("", name.name)):
             return " ".join(text).strip()
@@ -187,7 +191,10 @@ def name_page(name: Name, described: dict[int, Name]) -> str:
         text += "\n"
     for member in [*made_by, *members]:
         kind = "method" if member in made_by else _member_kind(name.value, member)
-        text += f"   .. auto{kind}:: {name.full}.{member}\n"
+        if kind == "attribute" and not hasattr(name.value, member):  # set in the constructor: autodoc looks in the door
+            text += f"\n   .. py:attribute:: {member}\n\n      {_attribute_text(name.value, member)}\n\n"
+        else:
+            text += f"   .. auto{kind}:: {name.full}.{member}\n"
     if base:
         text += f"\n   It also has the methods of :py:obj:`{base.full}`.\n"
     return text
@@ -225,6 +232,15 @@ def _attribute_docs(cls: type) -> list[str]:
     """Attributes and fields of a class that have a docstring below them."""
     documented = ModuleAnalyzer.for_module(find_module(cls)).find_attr_docs()
     return [name for owner, name in documented if owner == cls.__qualname__]
+
+
+def _attribute_text(cls: type, name: str) -> str:
+    """The docstring below an attribute, as one line."""
+    for base in cls.__mro__:
+        docs = ModuleAnalyzer.for_module(find_module(base)).find_attr_docs() if find_module(base) != "builtins" else {}
+        if text := docs.get((base.__name__, name)):
+            return " ".join(" ".join(text).split())
+    raise ValueError(f"{cls.__name__}.{name} has no docstring.")
 
 
 def _is_enum_member(cls: type, name: str) -> bool:

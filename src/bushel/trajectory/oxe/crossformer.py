@@ -17,8 +17,11 @@ __all__ = [
 ]
 
 OXE_DATASET_CONFIGS = _CROSSFORMER.configs
+"""How each data set of CrossFormer is read: its cameras, its proprioception, its actions."""
 OXE_STANDARDIZATION_TRANSFORMS = _CROSSFORMER.transforms
+"""The function that standardizes the trajectories of each data set."""
 OXE_NAMED_MIXES = _CROSSFORMER.mixes
+"""Mixtures by name: data sets with their weights."""
 make_oxe_dataset_kwargs = _CROSSFORMER.make_dataset_kwargs
 make_oxe_dataset_kwargs_and_weights = _CROSSFORMER.make_kwargs_and_weights
 

@@ -19,7 +19,10 @@ __all__ = [
 ]
 
 OXE_DATASET_CONFIGS = _OPENVLA.configs
+"""How each data set of OpenVLA is read: its cameras, its proprioception, its actions."""
 OXE_STANDARDIZATION_TRANSFORMS = _OPENVLA.transforms
+"""The function that standardizes the trajectories of each data set."""
 OXE_NAMED_MIXTURES = _OPENVLA.mixes
+"""Mixtures by name: data sets with their weights."""
 
 __getattr__ = _OPENVLA.get_function  # a function of standardisation, by its name

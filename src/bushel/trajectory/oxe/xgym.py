@@ -19,8 +19,11 @@ __all__ = [
 ]
 
 OXE_DATASET_CONFIGS = _XGYM.configs
+"""How each data set of X-Gym is read: its cameras, its proprioception, its actions."""
 OXE_STANDARDIZATION_TRANSFORMS = _XGYM.transforms
+"""The function that standardizes the trajectories of each data set."""
 OXE_NAMED_MIXES = _XGYM.mixes
+"""Mixtures by name: data sets with their weights."""
 make_oxe_dataset_kwargs = _XGYM.make_dataset_kwargs
 make_oxe_dataset_kwargs_and_weights = _XGYM.make_kwargs_and_weights
 
