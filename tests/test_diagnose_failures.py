@@ -34,7 +34,8 @@ def diagnose(folder: pathlib.Path, *failed: str) -> str:
     cache = folder / ".pytest_cache" / "v" / "cache"
     cache.mkdir(parents=True)
     (cache / "lastfailed").write_text(json.dumps({f"test_{number}.py::test": True for number in range(len(failed))}))
-    done = subprocess.run([sys.executable, SCRIPT], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, SCRIPT], cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == ("The run has passed." in done.stdout)
     return done.stdout
 
 
@@ -55,6 +56,16 @@ def test_a_test_in_the_list_of_unsteady_ones_is_named_with_date_and_reason(tmp_p
     assert printed.endswith("how busy the machine is (known since 2026-11-19: waits for a thread)\n")
 
 
+def test_a_run_passes_if_its_failed_tests_pass_alone(tmp_path):
+    assert "The run has passed." in diagnose(tmp_path, PASSES)
+
+
+def test_a_test_in_the_list_may_fail_alone_sometimes_but_not_always(tmp_path):
+    (tmp_path / UNSTEADY).parent.mkdir()
+    (tmp_path / UNSTEADY).write_text("2026-11-19 test_0.py::test: waits for a thread\n")
+    assert "The run has passed." in diagnose(tmp_path, FAILS_THE_THIRD_TIME)
+
+
 def test_many_failed_tests_are_not_run_again(tmp_path):
     assert diagnose(tmp_path, *[PASSES] * (FEW + 1)) == (
         f"{FEW + 1} tests failed. They are not run again: that is done for {FEW} at most.\n"
@@ -62,13 +73,13 @@ def test_many_failed_tests_are_not_run_again(tmp_path):
 
 
 def test_without_the_notes_of_pytest_there_is_nothing_to_say(tmp_path):
-    assert subprocess.run([sys.executable, SCRIPT], cwd=tmp_path, capture_output=True, check=True).stdout == b""
+    assert subprocess.run([sys.executable, SCRIPT], cwd=tmp_path, capture_output=True, check=False).stdout == b""
 
 
 @pytest.mark.parametrize("target", ["parallel-tests", "test-newest"])
-def test_a_run_with_a_failed_test_fails_whatever_the_diagnosis_says(target):
+def test_the_diagnosis_decides_whether_the_run_has_failed(target):
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition(f"\n{target}:")[2].partition("\n\n")[0]
-    assert "diagnose_failures.py; exit 1; }" in recipe
+    assert "diagnose_failures.py; }" in recipe
 
 
 def test_the_list_of_unsteady_tests_has_a_date_a_test_and_a_reason_in_each_line():
