@@ -10,7 +10,7 @@
 | frames | several images: a stack, a window of time, a video | sprite, total, mask, rate, captions |
 | rows | images of several windows: one `frames` for each row of a batch | items, left_out, captions |
 | audio | a sound | url, rate, seconds, curve |
-| tokens | rows of tokens | see tokens.py |
+| tokens | rows of tokens | see `describe_tokens` |
 | array | any other array | summary, histogram, curve, curves, heat, slices, values, mask, constant |
 | failed | a part that cannot be shown | text |
 

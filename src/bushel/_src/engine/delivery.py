@@ -1,7 +1,7 @@
 """Delivery: hands out the rows of a program in order, wherever they are computed.
 
 Also how many positions a block should hold, learned from the blocks before. Where the rows of a program come from is in
-position_delivery.py and upstream_delivery.py.
+program_delivery.py and upstream_delivery.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The operations on single elements: map, map_with_index, random_map, filter, flat_map. What each does to a block.
 
-Map nodes (apply.py), streams (elementwise.py) and DataLoaders (loader_ops.py) run the same operations. They differ in
+Map nodes (map_ops.py), streams (stream_ops.py) and DataLoaders (loader_ops.py) run the same operations. They differ in
 what becomes of an element that a filter drops: on the map side it is missing, a stream leaves it out.
 """
 

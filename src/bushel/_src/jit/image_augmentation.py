@@ -1,6 +1,6 @@
 """Random changes of images on the device: flip, crop, cutout, colours, mixtures of two images.
 
-The keys come from transform_base.py.
+The keys come from source.py.
 """
 
 from __future__ import annotations
